@@ -276,6 +276,12 @@ def _is_loaded(tensor: Tensor, module: str, name: str) -> bool:
     return cls is not None and isinstance(tensor, cls)
 
 
+def shape_of_node(node: Any) -> tuple[int, ...]:
+    """The shape of what an operator in an autograd graph gave first (2.13; without it: ())."""
+    given = getattr(node, "_input_metadata", None)
+    return tuple(given[0].shape) if given else ()
+
+
 # Dynamo.
 
 WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})

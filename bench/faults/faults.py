@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from bench.faults import plant
+from bench.faults.everyday import EVERYDAY
 from bench.faults.fault import LATE, Fault
 from bench.faults.later import LATER
 
@@ -435,6 +436,7 @@ FAULTS = (
         where=("stem", "blocks.0*", "blocks.1*"),
         start=plant.cut("blocks.1"),
     ),
+    *EVERYDAY,
     *LATER,
 )
 """All faults."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 
@@ -156,6 +157,43 @@ def with_temperature(temperature: float) -> Start:
             return nn.functional.cross_entropy(logits, y)
 
         t.loss = loss
+
+    return plant
+
+
+def with_outputs(change: Callable[[Tensor], Tensor]) -> Start:
+    """Change what the model gives before the loss takes it."""
+
+    def plant(t: Training) -> None:
+        t.loss = lambda model, x, y: nn.functional.cross_entropy(
+            change(model(x)).flatten(0, -2), y.flatten()
+        )
+
+    return plant
+
+
+def with_loss_of(loss: Callable[[Tensor, Tensor], Tensor]) -> Start:
+    """Take another loss, of the model's outputs and the targets."""
+
+    def plant(t: Training) -> None:
+        t.loss = lambda model, x, y: loss(model(x), y)
+
+    return plant
+
+
+def in_a_list(names: Sequence[str]) -> Start:
+    """Have modules work that are in a Python list: no model and no optimizer has them."""
+
+    def plant(t: Training) -> None:
+        for name in names:
+            unregistered = [copy.deepcopy(t.model.get_submodule(name))]
+            module = t.model.get_submodule(name)
+            for parameter in list(module._parameters):
+                delattr(module, parameter)
+            module.forward = lambda x, hidden=unregistered: hidden[0](x)
+        known = {id(p) for p in t.model.parameters()}
+        for one in t.optimizer.param_groups:
+            one["params"] = [p for p in one["params"] if id(p) in known]
 
     return plant
 

@@ -90,6 +90,8 @@ class Coverage:
     budget: dict[str, Any] | None = None
     """With every="auto": the budget's `share`, and its `choices`: each with the `step` from which
     it holds, `every` so many steps, and the share that recording `takes` so. Else None."""
+    unseen: dict[str, str] = field(default_factory=dict)
+    """What rules could not look at, or not at all of it, with the reason."""
 
     def __iter__(self) -> Iterator[SiteCoverage]:
         return iter(self.rows)
@@ -142,6 +144,7 @@ class Coverage:
         text += [f"{row.kind} of {row.name!r}: {row.error}" for row in self.rows if row.error]
         text += _of_masks(self.rows)
         text += [f"{what}: {why}" for what, why in self.failures.items()]
+        text += [f"{what} is not seen: {why}" for what, why in self.unseen.items()]
         text.append(f"{self.steps} steps, {self.stalls} stalls, {self.discarded} discarded")
         text += [] if self.budget is None else _of_budget(**self.budget)
         return printable("\n".join(text), lines=True)

@@ -20,7 +20,7 @@ SCALAR = "scalar"
 REACH = 32
 """For how many steps after its last alert an incident is taken for the cause of further alerts."""
 
-_OF_SETTINGS = ("learning rate", "weight decay")
+_OF_SETTINGS = ("learning rate", "weight decay", "loss graph")
 """Rules about numbers that the training was given, not about what became of it."""
 
 

@@ -12,6 +12,7 @@ from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loss import Loss
+from hookstats.rules.loss_graph import LossGraph
 from hookstats.rules.monitor import Monitor
 from hookstats.rules.peers import Collapse, Depth, LinearRange
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
@@ -38,6 +39,7 @@ __all__ = [
     "LinearRange",
     "Logits",
     "Loss",
+    "LossGraph",
     "LossScale",
     "Monitor",
     "NonFinite",

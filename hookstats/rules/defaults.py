@@ -11,6 +11,7 @@ from hookstats.rules.channels import DeadChannels, Dropout
 from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loss import Loss
+from hookstats.rules.loss_graph import LossGraph
 from hookstats.rules.peers import Collapse, Depth, LinearRange
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.rule import Rule
@@ -20,6 +21,7 @@ from hookstats.rules.tensors import Exploding, NonFinite, SuddenShift, Vanishing
 _DEFAULT: tuple[type[Rule], ...] = (
     Initialisation,
     Untrained,
+    LossGraph,
     WeightDecay,
     LearningRate,
     Clipping,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hookstats.records.keys import Key, Kind, parse_kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64
+from hookstats.rules.facts import Fact, Graph
 from hookstats.rules.past_inputs import PastInputs, SeenInputs
 from hookstats.rules.setup import Setup
 from hookstats.rules.sums import Sums
@@ -109,6 +110,8 @@ class History:
         """The gradients of biases, and what they should be."""
         self.targets = SeenTargets()
         """In how many steps the targets were of several classes, and of one."""
+        self.graphs: dict[str, Graph] = {}
+        """The graph of each logged loss that was looked at."""
         self.inputs = SeenInputs()
         """What the inputs of the model were in this step, and before."""
         self.scalars: Mapping[str, list[float]] = defaultdict(list)
@@ -196,6 +199,10 @@ class History:
             past.append(value)
             if len(past) > 2 * SCALARS:  # so that most steps move nothing
                 del past[:-SCALARS]
+
+    def push_fact(self, fact: Fact) -> None:
+        """Add what is seen of the training without reading a tensor."""
+        self.graphs[fact.name] = fact
 
     def gone(self, kind: str, steps: int, after: int) -> list[str]:
         """The tensors of a kind that were in every step, `after` or more, and in none of the last

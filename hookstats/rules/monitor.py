@@ -14,6 +14,7 @@ from hookstats.records.alerts import SCALAR, Alert, Grouping, Incident
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules.defaults import Rules, as_rules
+from hookstats.rules.facts import Fact
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
@@ -114,6 +115,10 @@ class Monitor:
         self._act(self._checked("scalars", partial(self._examine_scalars, step, values)))
         self._history.unclosed = 0
 
+    def write_fact(self, step: int, fact: Fact) -> None:
+        """Check what is seen of the training without reading a tensor, and act on the alerts."""
+        self._act(self._checked("facts", partial(self._examine_fact, step, fact)))
+
     def examine(self, record: StepRecord) -> list[Alert]:
         """The alerts of the next step, with its scalars, which are added to `alerts`; no action is
         taken."""
@@ -213,6 +218,14 @@ class Monitor:
 
         return self._check(look, step, shows)
 
+    def _examine_fact(self, step: int, fact: Fact) -> _Given:
+        self._history.push_fact(fact)
+
+        def look(rule: Rule) -> list[Alert]:
+            return list(rule.check_fact(step, fact, self._history))
+
+        return self._check(look, step, lambda rule, key: False, is_sure=True)
+
     def _called(self, rule: Rule, look: Callable[[Rule], list[Alert]]) -> list[Alert] | None:
         """What a rule finds; None where it fails, or is left out after it failed."""
 
@@ -233,13 +246,14 @@ class Monitor:
         look: Callable[[Rule], list[Alert]],
         step: int,
         shows: Callable[[Rule, Any], bool],
+        is_sure: bool = False,
     ) -> _Given:
         """What rules find in a step, beyond what they reported before."""
         given: _Given = []
         told: list[Told] = []
         for rule in list(self._rules):
             found = self._called(rule, look)
-            alerts = [] if found is None else self._begun(rule, found, step, shows)
+            alerts = [] if found is None else self._begun(rule, found, step, shows, is_sure)
             if not alerts:
                 continue
             self.alerts += alerts
@@ -267,8 +281,9 @@ class Monitor:
         found: Sequence[Alert],
         step: int,
         shows: Callable[[Rule, Any], bool],
+        is_sure: bool,
     ) -> list[Alert]:
-        """The findings that were not reported yet."""
+        """The findings that were not reported yet; is_sure: without patience."""
         findings = self._findings.setdefault(id(rule), {})
         if not found and not findings:
             return []
@@ -287,7 +302,9 @@ class Monitor:
             # Before the last alert: the training went back to a checkpoint.
             waited = finding.told is None or not 0 <= step - finding.told < rule.every
             is_worse = alert.level > finding.level
-            if finding.streak >= rule.patience and (is_worse or (waited and not finding.open)):
+            if (is_sure or finding.streak >= rule.patience) and (
+                is_worse or (waited and not finding.open)
+            ):
                 finding.told, finding.open, finding.level = step, True, alert.level
                 alerts.append(alert.lasting(finding.began))
         return alerts

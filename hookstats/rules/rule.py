@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from hookstats.records.alerts import SCALAR, Alert, Severity
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
+from hookstats.rules.facts import Fact
 from hookstats.rules.history import History
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.printable import printable
@@ -84,6 +85,14 @@ class Rule(ABC):
         """The findings in the scalars of a step, recorded or not; `history.scalars` ends with it.
 
         Scalars come after the record of their step, and now and then after those of later ones.
+        """
+        return ()
+
+    def check_fact(self, step: int, fact: Fact, history: History) -> Iterable[Alert]:
+        """The findings in what is seen of the training without reading a tensor.
+
+        A fact comes when it is seen, at most a few times in a run; each finding is sure at once,
+        whatever `patience` is.
         """
         return ()
 

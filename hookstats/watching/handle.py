@@ -32,6 +32,7 @@ from hookstats.rules import Alert, Incident, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.messages import error_text, warn
+from hookstats.watching.loss_graphs import LossGraphs
 from hookstats.watching.observers import Observers
 from hookstats.watching.recorder import Recorder
 from hookstats.watching.scalars import ScalarLog, StepScalars, as_scalars, learning_rates
@@ -101,6 +102,7 @@ class Watch:
             *(lambda: recorder.spent, lambda: recorder.exchange),
         )
         self._optimizers = Optimizers()
+        self._graphs = LossGraphs(models, self._optimizers, recorder.submit_fact)
         try:
             self._attach(models, with_inputs, selection, optimizers)
         except BaseException:
@@ -183,6 +185,8 @@ class Watch:
         if not self._buffers.is_captured():
             given = {**(values or {}), **more}
             self._log.log(as_scalars(given))
+            if self._monitor.has_rules:
+                self._graphs.look(given, self._step - (self._log.closed is not None))
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Have one more optimizer close steps, as those that `watch` was given.
@@ -312,6 +316,7 @@ class Watch:
             stalls=self._buffers.stalls,
             failures=self._uncounted | self._recorder.failures_of_all(),
             budget=self._when.report(),
+            unseen={f"the graph of {name}": why for name, why in self._graphs.unseen.items()},
         )
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from hookstats.buffers.closed import ClosedStep
 from hookstats.buffers.double_buffer import PATIENCE
 from hookstats.records.norms import GRADIENT_NORM, GradientNorm
 from hookstats.records.record import StepRecord
+from hookstats.rules.facts import Fact
 from hookstats.rules.monitor import Monitor
 from hookstats.rules.rule import Rule
 from hookstats.runs.alerts import Told
@@ -162,6 +163,11 @@ class Recorder:
             ValueError: the recorder is closed.
         """
         self._put(_Call(partial(self._record_scalars, scalars)), scalars[0].step)
+
+    def submit_fact(self, step: int, fact: Fact) -> None:
+        """Have the rules asked about what was seen in the open step; never waits."""
+        if self._monitor is not None and not self._is_closed:
+            self._put(_Call(partial(self._monitor.write_fact, step, fact)), step)
 
     def renumber(self, step: int) -> None:
         """Have the ranks merge no step before now with one from now on, whose number is `step`."""

@@ -1,0 +1,128 @@
+"""Faults of the kinds that people ask about in public: in the loss and the loop, from step 0 on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bench.faults import plant
+from bench.faults.fault import Fault
+
+_GRAPH = ("loss graph", "logits")
+
+
+def _detached(loss: Tensor) -> Tensor:
+    """The number of a loss, as a tensor that wants a gradient."""
+    return torch.tensor(loss.item(), requires_grad=True)
+
+
+def _regression(out: Tensor, y: Tensor) -> Tensor:
+    """The squared error of outputs [N, 1] against targets [N]."""
+    return functional.mse_loss(out[:, :1], y.float() / 10)
+
+
+def _difference(out: Tensor, y: Tensor) -> Tensor:
+    """The same by hand, of outputs [N] against targets [N, 1]."""
+    return (out[:, 0] - y[:, None].float() / 10).abs().mean()
+
+
+def _of_probabilities(out: Tensor, y: Tensor) -> Tensor:
+    """The likelihood of probabilities where logarithms belong."""
+    return functional.nll_loss(out.softmax(-1), y)
+
+
+def _over_the_batch(out: Tensor, y: Tensor) -> Tensor:
+    """The likelihood of a softmax over the samples."""
+    return functional.nll_loss(out.log_softmax(0), y)
+
+
+def _sigmoid_twice(out: Tensor, y: Tensor) -> Tensor:
+    """A binary cross-entropy of logits, given probabilities."""
+    wanted = functional.one_hot(y, out.shape[-1]).float()
+    return functional.binary_cross_entropy_with_logits(out.sigmoid(), wanted)
+
+
+EVERYDAY = (
+    Fault(
+        name="loss/softmax-before",
+        base="mlp",
+        says=_GRAPH,
+        start=plant.with_outputs(lambda out: out.softmax(-1)),
+    ),
+    Fault(
+        name="loss/softmax-before-gpt",
+        base="gpt",
+        says=_GRAPH,
+        start=plant.with_outputs(lambda out: functional.softmax(out, -1)),
+    ),
+    Fault(
+        name="loss/sigmoid-before",
+        base="rnn",
+        says=_GRAPH,
+        start=plant.with_outputs(torch.sigmoid),
+    ),
+    Fault(name="loss/relu-before", base="cnn", says=_GRAPH, start=plant.with_outputs(torch.relu)),
+    Fault(
+        name="loss/sigmoid-twice",
+        base="mlp-adam",
+        says=_GRAPH,
+        start=plant.with_loss_of(_sigmoid_twice),
+    ),
+    Fault(
+        name="loss/of-probabilities",
+        base="resnet",
+        says=_GRAPH,
+        start=plant.with_loss_of(_of_probabilities),
+    ),
+    Fault(
+        name="loss/over-the-batch",
+        base="bert",
+        says=_GRAPH,
+        start=plant.with_loss_of(_over_the_batch),
+    ),
+    Fault(name="loss/broadcast", base="rnn", says=_GRAPH, start=plant.with_loss_of(_regression)),
+    Fault(
+        name="loss/broadcast-by-hand",
+        base="cnn-adam",
+        says=_GRAPH,
+        start=plant.with_loss_of(_difference),
+    ),
+    Fault(
+        name="loss/made-anew",
+        base="cnn-norm",
+        says=_GRAPH,
+        start=plant.with_loss(_detached),
+    ),
+    Fault(
+        name="loss/cut-from-model",
+        base="mlp-tanh",
+        says=_GRAPH,
+        start=plant.with_outputs(lambda out: out.detach().requires_grad_(True)),
+    ),
+    Fault(
+        name="loss/layers-in-a-list",
+        base="mlp-adam",
+        says=_GRAPH,
+        start=plant.in_a_list(["fc1", "fc2", "fc3"]),
+    ),
+    Fault(
+        name="loss/no-activations",
+        base="mlp",
+        says=_GRAPH,
+        start=plant.replaced([f"act{i}" for i in range(5)], nn.Identity),
+    ),
+    Fault(
+        name="loss/attention-over-heads",
+        base="bert-small",
+        says=_GRAPH,
+        start=plant.replaced([f"h.{i}.attn.softmax" for i in range(4)], lambda: nn.Softmax(1)),
+    ),
+    Fault(
+        name="loss/attention-over-queries",
+        base="gpt-small",
+        says=_GRAPH,
+        start=plant.replaced([f"h.{i}.attn.softmax" for i in range(4)], lambda: nn.Softmax(2)),
+    ),
+)
+"""All of them."""
