@@ -46,6 +46,7 @@ nitpick_ignore_regex = [
     # Other libraries': their pages are not asked for, so that a build needs no network.
     ("py:class", r"(collections|contextlib|numpy|os|pathlib|re|torch|typing)\..*"),
     ("py:class", r"Axes|Console|Figure|Image|NDArray|Tensor|np\.bool_|u?([iI]nt|[fF]loat)\d+"),
+    ("py:class", r"hookstats\.hooks\.observe\.(Point|_Value)"),
     ("py:class", r"Flags|Sums|Windows|hookstats\.rules\.history\._T"),  # inside rules
 ]
 autodoc_default_options = {"members": True, "member-order": "bysource"}

@@ -1,4 +1,4 @@
-// The calculator of recipes/long.md: what a run takes on the disk.
+// The calculator of guides/long.md: what a run takes on the disk.
 
 // Bytes of a recorded step, measured; tests/project/test_disk_calculator.py holds them to what
 // `watch` says of models. A histogram takes as many for each octave of its number of values, above

@@ -81,6 +81,7 @@ def train(out: Path, epochs: int, seed: int = 0) -> float:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     torch.manual_seed(seed)
+    torch.set_num_threads(1)  # layers this small take longer on many threads
     images, labels = load_digits()
     order = torch.randperm(len(images))
     held_out, training = order[:300], order[300:]
@@ -95,7 +96,7 @@ def train(out: Path, epochs: int, seed: int = 0) -> float:
         TimeElapsedColumn(),
     )
     steps = epochs * -(-len(training) // BATCH)
-    with progress, hookstats.watch(model, optimizer, out=out):
+    with progress, hookstats.watch(model, optimizer, out=out) as watch:
         bar = progress.add_task("", total=steps, epoch=0, loss=float("nan"))
         for epoch in range(1, epochs + 1):
             for batch in torch.split(training[torch.randperm(len(training))], BATCH):
@@ -103,6 +104,7 @@ def train(out: Path, epochs: int, seed: int = 0) -> float:
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+                watch.log(loss=loss)
                 progress.update(bar, advance=1, epoch=epoch, loss=loss.item())
     model.eval()
     with torch.no_grad():

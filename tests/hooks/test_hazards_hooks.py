@@ -1,6 +1,6 @@
 """What training does that hooks get wrong: failing calls, several watches, threads, processes.
 
-Hazards that have tests of their own elsewhere are listed in docs/hooks.md.
+Hazards that have tests of their own elsewhere are listed in docs/hazards.md.
 """
 
 from __future__ import annotations

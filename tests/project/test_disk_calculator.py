@@ -49,8 +49,8 @@ def convolutions() -> Made:
 def calculator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A page with the form and the script of the docs."""
     scratch = tmp_path_factory.mktemp("calculator")
-    recipe = (ROOT / "docs" / "recipes" / "long.md").read_text("utf-8")
-    (form,) = re.findall(r"^```\{raw\} html\n(.*?)^```$", recipe, re.DOTALL | re.MULTILINE)
+    guide = (ROOT / "docs" / "guides" / "long.md").read_text("utf-8")
+    (form,) = re.findall(r"^```\{raw\} html\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE)
     page = scratch / "page.html"
     folder = (ROOT / "docs" / "_static").as_uri()
     page.write_text(f"<!doctype html>{form.replace('../_static', folder)}", "utf-8")

@@ -34,7 +34,7 @@ SHOWN = re.compile(r"^ *```(python|console)$", re.MULTILINE)
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if SHOWN.search(page.read_text("utf-8"))]
 
 SETUP = {
-    "seeds.md": """
+    "guides/from-hooks.md": """
 import torch
 from torch import nn
 
@@ -162,7 +162,7 @@ def test_every_public_name_has_its_place_in_the_api_pages(module: object) -> Non
 def test_every_test_that_the_page_on_reliability_names_is_there() -> None:
     text = (DOCS / "reliability.md").read_text("utf-8")
     named = re.findall(r"`([a-z]+/test_\w+\.(?:py|cpp))(?:::(\w+))?[^`]*`", text)
-    assert len(named) > 60
+    assert len(named) > 20
     for file, test in named:
         content = (ROOT / "tests" / file).read_text("utf-8")
         assert f"def {test}(" in content or not test, f"{file}::{test}"

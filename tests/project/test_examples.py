@@ -15,7 +15,7 @@ SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
 def test_the_page_for_readers_of_tutorials_names_every_script() -> None:
-    page = (ROOT / "docs" / "seeds.md").read_text("utf-8")
+    page = (ROOT / "docs" / "guides" / "from-hooks.md").read_text("utf-8")
     assert sorted(set(re.findall(r"\w+\.py\b", page))) == SCRIPTS
 
 

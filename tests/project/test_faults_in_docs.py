@@ -1,4 +1,4 @@
-"""What the pages of alerts and symptoms show is said in runs of the corpus of planted faults."""
+"""What the pages of rules and symptoms show is said in runs of the corpus of planted faults."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from hookstats.rules import default_rules
 
 PAGES = {
     page: (ROOT / "docs" / page).read_text("utf-8")
-    for page in ("alerts.md", "symptoms.md", "zh/alerts.md")
+    for page in ("alerts.md", "rules-evidence.md", "symptoms.md", "zh/alerts.md")
 }
-SAID = re.findall(r"^\| (([a-z0-9 -]+): step \d+: .*) \| `(\w+/\S+)` \|$", PAGES["alerts.md"], re.M)
+SAID = re.findall(
+    r"^\| (([a-z0-9 -]+): step \d+: .*) \| `(\w+/\S+)` \|$", PAGES["rules-evidence.md"], re.M
+)
 """Of each row of examples: the sentence, the rule, the fault."""
 SHOWN = [
     (page, *shown)
