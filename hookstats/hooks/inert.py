@@ -1,30 +1,21 @@
-"""Hook: the base of all hooks, and what becomes of hooks in a copy of the model: nothing.
+"""Hook: the base of all hooks, and why no copy and no pickle of a model has one.
 
-A deep copy has no hook of hookstats. A pickle cannot leave one out, since the dictionary in which
-the hook is writes the entry; there the hook becomes a callable of the standard library that does
-nothing, so that the pickle loads where hookstats is not installed.
+Torch keeps hooks, and marks of them, in dictionaries of type OrderedDict. `copyreg` has a function
+here that says what of such a dictionary is copied or pickled: all but what belongs to hookstats. So
+a pickle loads where hookstats is not installed, and with `weights_only=True`.
 """
 
 from __future__ import annotations
 
+import copyreg
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import nn
+from torch.utils.hooks import RemovableHandle
 
-_DOES_NOTHING: tuple[Callable[..., Any], tuple[object, ...]] = getattr, (nullcontext(), "__exit__")
-"""What unpickles to a callable that takes any arguments, and returns None."""
-
-
-class Inert:
-    """Takes a hook's place in a deep copy of the model until the copy is complete."""
-
-    def __call__(self, *args: object, **kwargs: object) -> None:
-        pass
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        return _DOES_NOTHING
+_Unique = TypeVar("_Unique")
 
 
 class Hook:
@@ -32,31 +23,47 @@ class Hook:
 
     __slots__ = ()
 
-    def __deepcopy__(self, memo: dict[Any, Any]) -> Inert:
-        # The module whose hooks are copied now is the last one whose copy was begun.
-        for copied in reversed(memo.values()):
-            if issubclass(type(copied), nn.Module):
-                memo.setdefault("hookstats", _Sweep()).modules.append(copied)
-                break
-        return Inert()
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        """Of a hook in a container of the user's: a callable that does nothing."""
+        return getattr, (nullcontext(), "__exit__")
+
+
+KINDS: list[type] = [Hook]
+"""The types of hooks; those in C++ have another base."""
+
+
+class _Mark(Hook):
+    """Stands for True in a dictionary that says what torch passes to a hook."""
+
+    __slots__ = ()
+
+
+def marked(handle: RemovableHandle) -> RemovableHandle:
+    """The handle of a hook, whose marks are known for those of hookstats from now on."""
+    for marks in [reference() for reference in handle.extra_dict_ref]:
+        if marks is not None and handle.id in marks:
+            marks[handle.id] = _Mark()
+    return handle
+
+
+class Unique:
+    """A handle that a module may keep as an attribute: a deep copy has the same handle, a pickle
+    has an empty OrderedDict, as it is to load without hookstats."""
+
+    __slots__ = ()
+
+    def __deepcopy__(self: _Unique, memo: object) -> _Unique:
+        return self
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        return _DOES_NOTHING
+        return OrderedDict, ()
 
 
-class _Sweep:
-    """Removes what is inert from copied modules when the memo of their deep copy ends."""
+def _reduced(some: OrderedDict[Any, Any]) -> tuple[Any, ...]:
+    """What `some.__reduce__()` is, without hooks of hookstats and their marks."""
+    made: tuple[Any, ...] = some.__reduce__()  # type: ignore[assignment]
+    kinds = tuple(KINDS)
+    return *made[:-1], iter([item for item in made[-1] if not issubclass(type(item[1]), kinds)])
 
-    def __init__(self) -> None:
-        self.modules: list[nn.Module] = []
 
-    def __del__(self) -> None:
-        for module in self.modules:
-            for hooks, marks in (
-                ("_forward_pre_hooks", ("_forward_pre_hooks_with_kwargs",)),
-                ("_forward_hooks", ("_forward_hooks_with_kwargs", "_forward_hooks_always_called")),
-            ):
-                found = module.__dict__.get(hooks, {})
-                for key in [key for key, hook in found.items() if type(hook) is Inert]:
-                    for name in (hooks, *marks):
-                        module.__dict__.get(name, {}).pop(key, None)
+copyreg.pickle(OrderedDict, _reduced)

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from hookstats._torch import has_storage, is_freed, mark_constant
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import break_graphs, run_untraced
-from hookstats.hooks.inert import Hook
+from hookstats.hooks.inert import Hook, marked
 from hookstats.hooks.readable import detour, unreadable, without_torch_function
 from hookstats.hooks.traced import hookstats_leaves_out
 from hookstats.records import reasons
@@ -74,8 +74,10 @@ class Masks:
         if self._name is None:
             return []
         return [
-            model.register_forward_pre_hook(
-                _Begin(self, self._name, place_of_argument(model, self._name)), with_kwargs=True
+            marked(
+                model.register_forward_pre_hook(
+                    _Begin(self, self._name, place_of_argument(model, self._name)), with_kwargs=True
+                )
             )
             for model in models
             if not isinstance(model, torch.jit.ScriptModule)
@@ -86,7 +88,7 @@ class Masks:
         if self._name is None:
             return []
         return [
-            model.register_forward_hook(_End(self), always_call=True)
+            marked(model.register_forward_hook(_End(self), always_call=True))
             for model in models
             if not isinstance(model, torch.jit.ScriptModule)
         ]

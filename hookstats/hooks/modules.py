@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import run_untraced
 from hookstats.hooks.gradients import register, why_no_gradient
-from hookstats.hooks.inert import Hook
+from hookstats.hooks.inert import KINDS, Hook
 from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
 from hookstats.hooks.readable import detour, own_dispatch
 from hookstats.hooks.sites import Site
@@ -100,13 +100,13 @@ class InputHook(_ModuleHook):
         self,
         module: nn.Module,
         args: tuple[object, ...],
-        kwargs: Mapping[str, object] | None = None,  # `calls` tells when there are none
+        kwargs: Mapping[str, object] | None = None,  # none where others handed the hook on
     ) -> None:
-        if kwargs is not None and self.buffers.recording and self.buffers.phase == self.phase:
+        if self.buffers.recording and self.buffers.phase == self.phase:
             if is_dynamo_compiling():
-                self.traced.observe(module, argument_leaves(args, kwargs))
+                self.traced.observe(module, argument_leaves(args, kwargs or {}))
             else:
-                self._observe(argument_leaves(args, kwargs))
+                self._observe(argument_leaves(args, kwargs or {}))
 
 
 for _hook in (OutputHook, InputHook):
@@ -116,11 +116,10 @@ for _hook in (OutputHook, InputHook):
 def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
     """Register the hooks that accumulate the gradient of `tensor`, or count why not."""
     try:
-        if reason is None:
-            site.note_sharding(tensor)
-        if reason is None and site.counts.disabled:
-            reason = reasons.DISABLED
         reason = reason or why_no_gradient(tensor)
+        if reason is None:  # only then are sizes compared: those of an export are symbols
+            site.note_sharding(tensor)
+            reason = reasons.DISABLED if site.counts.disabled else None
         if reason is None:
             if site.native is not None and native.hooks is not None:
                 reason = native.hooks.await_gradient(site.native, tensor)
@@ -152,6 +151,6 @@ def _as_traced(self: Any, *args: Any) -> None:
 
 if native.hooks is not None:
     for _kind in (native.hooks.OutputHook, native.hooks.InputHook):
-        _kind.__deepcopy__ = Hook.__deepcopy__
+        KINDS.append(_kind)
         _kind.__reduce__ = Hook.__reduce__
         native.hooks.set_traced(_kind, _as_traced)

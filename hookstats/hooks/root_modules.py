@@ -10,8 +10,9 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import run_untraced
-from hookstats.hooks.inert import Hook
+from hookstats.hooks.inert import KINDS, Hook
 from hookstats.hooks.traced import hookstats_leaves_out
 
 
@@ -35,6 +36,18 @@ class RootModules:
             for model in models
             if not isinstance(model, torch.jit.ScriptModule)
         ]
+
+    def remove_handed_on(self, buffers: DoubleBuffer) -> None:
+        """Remove the hooks that feed `buffers` from modules that took the places of others, as
+        torch's conversions for quantization hand hooks on."""
+        for model in filter(None, [known() for known in self._models]):
+            for module in model.modules():
+                for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                    for key, hook in list(hooks.items()):
+                        python = getattr(hook, "python", hook)  # of a C++ hook
+                        is_ours = issubclass(type(hook), tuple(KINDS))
+                        if is_ours and getattr(python, "buffers", None) is buffers:
+                            del hooks[key]
 
     def is_evaluation(self) -> bool:
         """Whether a call now is one of an evaluation: gradients are off, and every model is in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import fnmatch
 import re
@@ -64,6 +65,12 @@ class Selection:
                 if wanted and not excluded.parameter(full, name, module):
                     self.parameters[full] = parameter
                     self.owners[full] = module, key
+
+    def names(self) -> Selection:
+        """The selection without what it chose: it keeps no module alive."""
+        found = copy.copy(self)
+        found.modules, found.parameters, found.owners = {}, {}, {}
+        return found
 
     def wants(self, name: str, module: nn.Module) -> bool:
         """Whether a module that is no part of the model is chosen: all are without `include`."""

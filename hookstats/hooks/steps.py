@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from hookstats._torch import makes_optimizer_state
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.after_step import AfterStep
+from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.parameters import Batches, Parameters
 from hookstats.stats.messages import warn
@@ -111,3 +112,6 @@ class StepHook(Hook):
                 (after_step.observe if self._after else after_step.keep)(optimizer)
         if self._after if after_step else is_its_time:
             self._then()
+
+
+break_graphs(StepHook.__call__, "hookstats reads gradients as the optimizer steps")

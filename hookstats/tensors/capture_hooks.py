@@ -18,7 +18,7 @@ from hookstats._torch import current_graph_task_id
 from hookstats.hooks.calls import after_call, before_call
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.gradients import register, why_no_gradient
-from hookstats.hooks.inert import Hook
+from hookstats.hooks.inert import Hook, marked
 from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
 from hookstats.hooks.readable import detour, without_torch_function
 from hookstats.records.reasons import CHANGED_VIEW, LEAF
@@ -56,10 +56,12 @@ class CallHooks:
         """Set the hooks that the kinds need."""
         if not self._kinds.isdisjoint({"input", "grad_input"}):
             before = _BeforeHook(self)
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handle = module.register_forward_pre_hook(before, with_kwargs=True)
+            self._handles.append(marked(handle))
         if self._kinds != {"input"}:
             after = _AfterHook(self)
-            self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+            handle = module.register_forward_hook(after, with_kwargs=True)
+            self._handles.append(marked(handle))
 
     def remove(self) -> None:
         """Remove every hook, also those of leaves; hooks of tensors in a graph do nothing now."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.hooks.attach import check_model, make_reachable
+from hookstats.hooks.inert import marked
 from hookstats.records.keys import Kind, parse_kind
 from hookstats.tensors.edit_hooks import GradientOfOutputEdit, InputEdit, OutputEdit, edit_gradient
 from hookstats.tensors.editor import EditFunction, Editor
@@ -138,11 +139,12 @@ def _edit_module(module: nn.Module, fn: EditFunction, kind: str) -> Edit:
     make_reachable({editor.place: module})
     if name == "input":
         before = InputEdit(editor, name, path)
-        return Edit(editor, module.register_forward_pre_hook(before, with_kwargs=True))
+        handle = module.register_forward_pre_hook(before, with_kwargs=True)
+        return Edit(editor, marked(handle))
     if name == "output":
         return Edit(editor, module.register_forward_hook(OutputEdit(editor, name, path)))
     after = GradientOfOutputEdit(editor, name, path)
-    return Edit(editor, module.register_forward_hook(after, with_kwargs=True))
+    return Edit(editor, marked(module.register_forward_hook(after, with_kwargs=True)))
 
 
 def _parse(kind: str) -> Kind:

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from hookstats.buffers.double_buffer import DoubleBuffer, Stuck
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import break_graphs, tidy
+from hookstats.hooks.inert import Unique
 from hookstats.hooks.masks import Masks
 from hookstats.hooks.observe import Point, listen
 from hookstats.hooks.readable import own_dispatch
@@ -42,13 +43,14 @@ from hookstats.watching.settings import AUTO, Settings, unwrapped
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
 
-class Watch:
+class Watch(Unique):
     """The recording of a model; `watch` makes it. As a context manager, it is closed at the end.
 
     A `closed` watch still has `latest`, `alerts` and `coverage`; everything else raises ValueError.
 
     A watch that is dropped is closed when nothing can bring it another step or reads its records:
-    its optimizers keep it alive as long as there are a run directory, sinks or rules.
+    its optimizers keep it alive as long as there are a run directory, sinks or rules. A model may
+    keep its watch: a deep copy of the model has the same watch, a pickle an empty OrderedDict.
     """
 
     _closed = True  # until it is open
@@ -128,7 +130,7 @@ class Watch:
             self._observers.add_parameter(selection, name)
         for optimizer in optimizers:
             self._add_optimizer(optimizer)
-        self._handles.append(listen(partial(_attach_point, weakref.ref(self), selection)))
+        self._handles.append(listen(partial(_attach_point, weakref.ref(self), selection.names())))
 
     def attach_point(self, name: str, point: Point) -> None:
         """Set the hooks of a point of `observe`, at its first call."""
@@ -375,6 +377,7 @@ class Watch:
         self._toggle.end()
         while self._handles:
             self._handles.pop().remove()
+        self._roots.remove_handed_on(self._buffers)
         self._discarded = self._buffers.pending()
         self._tell_uncounted()
         self._log.end()
@@ -553,5 +556,7 @@ class _Phase(AbstractContextManager[None]):
 
 for _function in (_Phase.__enter__, _Phase.__exit__):
     break_graphs(_function, "a phase of hookstats begins or ends")
+for _method in (Watch.step, Watch.log, Watch.add_optimizer, Watch.set_step):
+    break_graphs(_method, "a step of hookstats")
 break_graphs(Watch.phase, "a phase of hookstats is made")
 break_graphs(Watch.mask, "a mask of hookstats is made")

@@ -17,6 +17,7 @@ from hookstats.hooks.after_step import AfterStep
 from hookstats.hooks.channels import Rule, WithIntegers, channel_rule, parameter_rule
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.dynamo import compiled_callers, reset_compiled
+from hookstats.hooks.inert import marked
 from hookstats.hooks.modules import InputHook, OutputHook, fastest
 from hookstats.hooks.observe import Point
 from hookstats.hooks.parameters import Parameters
@@ -131,7 +132,8 @@ class Observers:
         if isinstance(module, torch.jit.ScriptModule):
             return handles
         if before is not None:
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handle = module.register_forward_pre_hook(before, with_kwargs=True)
+            handles.append(marked(handle))
         if after is not None:
             handles.append(module.register_forward_hook(after))
         return handles

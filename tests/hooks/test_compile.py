@@ -27,6 +27,7 @@ from support.compiled import (
 from support.modules import Lambda
 from torch import Tensor, nn
 
+from hookstats._torch import compiled_functions
 from hookstats.hooks.leaves import leaves
 from hookstats.stats.bins import LinearBins
 from hookstats.watching.watch import watch
@@ -283,3 +284,27 @@ def test_meta_tensors_are_counted_as_skipped(backend: str) -> None:
         torch.compile(model, fullgraph=True, backend=backend)(data().to("meta"))
         w.step()
         assert w.coverage()["linear", "output"].skipped == {"meta tensor": 1}
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("closes", ["optimizer", "hand"])
+def test_a_compiled_step_of_the_training_does_not_trace_hookstats(closes: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    with watch(model, optimizer if closes == "optimizer" else None) as w:
+
+        def step(x: Tensor) -> None:
+            model(x).square().mean().backward()
+            if closes == "hand":
+                w.step()
+                w.log(loss=1.0)
+
+        step = torch.compile(step, backend="eager") if closes == "hand" else step
+        update = torch.compile(optimizer.step, backend="eager")
+        for _ in range(3):
+            step(torch.randn(3, 4))
+            update()
+        assert w.open_step == 3
+        assert w.latest["0.weight", "param_grad"].count.sum() == 16
+    compiled = {code.co_filename for code, _ in compiled_functions()}
+    assert not [name for name in compiled if name.endswith(("steps.py", "handle.py"))]
