@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookstats.records.alerts import SEVERITIES, Alert
-from hookstats.runs.files import naming
+from hookstats.runs.files import RunDirectory, naming
 from hookstats.runs.format import alerts_jsonl
 from hookstats.stats.arguments import check_integer
 
@@ -51,8 +51,9 @@ class Told(NamedTuple):
 class AlertFile:
     """Appends the alerts of one rank; what could not be written is written with the next ones."""
 
-    def __init__(self, run: Path, rank: int) -> None:
-        self._path = run / alerts_jsonl(rank)
+    def __init__(self, run: RunDirectory, rank: int) -> None:
+        self._run = run
+        self._path = run.path / alerts_jsonl(rank)
         self._rank = rank
         self._pending: list[str] = []
         self._last: int | None = None  # the step that was recorded last
@@ -89,6 +90,7 @@ class AlertFile:
         """Put what is pending on the disk."""
         if not self._pending:
             return
+        self._run.check()
         if not self._begun:
             self._cut()
         with self._path.open("ab") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,28 +18,62 @@ from hookstats.stats.printable import printable
 _LETTERS = 1000  # of an error, in the message that names the file
 
 
-def write_file(path: Path, content: Any, rank: int, *, new: bool = False) -> None:
-    """Put `content`, bytes or a buffer, on the disk under a temporary name, then rename the file.
+class RunDirectory:
+    """The directory of a run that is being written, which stays the one that it was at first.
 
-    The temporary name has the `rank` of the writer, so that the rank can remove what a kill leaves.
-    With `new`, a name that is taken is a FileExistsError, even if another process takes the name at
-    the same time.
+    Another directory that takes its place, by a link that is pointed elsewhere or after the run was
+    removed, gets no file. Where the process changes its own directory, the path stays.
     """
-    temporary = path.with_name(f".{rank:05d}.{path.name}.{uuid4().hex[:8]}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if new:
-            _link(temporary, path)
-        else:
-            temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    if os.name == "posix":  # elsewhere a directory cannot be opened
+
+    def __init__(self, path: Path) -> None:
+        """path: an existing directory."""
+        self.path = path.resolve()
+        # While it is open, no other directory can have its inode.
+        descriptor = os.open(self.path, os.O_RDONLY)
+        self._descriptor = descriptor
+        self.release = weakref.finalize(self, os.close, descriptor)
+        """Closes what it holds of the directory; nothing can be written then."""
+        self.release.atexit = False  # the last steps are written as the interpreter ends
+
+    def check(self) -> None:
+        """Refuse to go on where the path leads elsewhere.
+
+        Raises:
+            FileNotFoundError: the directory was moved or removed.
+            FileExistsError: another directory has its place.
+        """
+        if not os.path.samestat(os.fstat(self._descriptor), self.path.stat()):
+            raise FileExistsError(
+                errno.EEXIST,
+                "another directory has taken the place of the one in which this run began",
+                str(self.path),
+            )
+
+    def write(self, name: str, content: Any, rank: int, *, new: bool = False) -> None:
+        """Put `content`, bytes or a buffer, on the disk under a temporary name, then rename the
+        file to `name`.
+
+        The temporary name has the `rank` of the writer, so that the rank can remove what a kill
+        leaves. With `new`, a name that is taken is a FileExistsError, even if another process takes
+        the name at the same time. Errors are also those of `check`.
+        """
+        path = self.path / name
+        temporary = path.with_name(f".{rank:05d}.{path.name}.{uuid4().hex[:8]}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            # A directory that takes the place later does not have the temporary file.
+            self.check()
+            if new:
+                _link(temporary, path)
+            else:
+                temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
         _sync_directory(path.parent)
 
 
@@ -46,20 +81,29 @@ def _link(temporary: Path, path: Path) -> None:
     """Rename to a name that must be free."""
     try:
         path.hardlink_to(temporary)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
+    except OSError as error:
         if path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        temporary.replace(path)
-    else:
-        temporary.unlink()
+            # NFS may say so of a link that it made.
+            if not path.samefile(temporary):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        elif isinstance(error, FileExistsError):
+            raise
+        else:  # a file system without hard links
+            temporary.replace(path)
+            return
+    temporary.unlink()
 
 
 def _sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # some file systems do it by themselves
+            raise
     finally:
         os.close(descriptor)
 

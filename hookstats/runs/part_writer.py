@@ -15,7 +15,7 @@ import numpy as np
 
 from hookstats.runs.arrays import numbers
 from hookstats.runs.encode import PartBuilder, Rows, encode_part
-from hookstats.runs.files import remove_temporaries, write_file
+from hookstats.runs.files import RunDirectory, remove_temporaries
 from hookstats.runs.format import PartName, list_parts, schema_of
 from hookstats.runs.part_file import Footer, open_part, part_about
 from hookstats.runs.thinning import MOST_LEVEL, Reduction, Written, reductions
@@ -54,7 +54,7 @@ class PartWriter:
 
     def __init__(
         self,
-        run: Path,
+        run: RunDirectory,
         rank: int,
         encoders: Mapping[str, Encode],
         max_bytes: int | None,
@@ -101,7 +101,7 @@ class PartWriter:
         self._number = part.number + 1
 
     def _paths(self, part: PartName) -> list[Path]:
-        return [self._run / folder / str(part) for folder in self._encoders]
+        return [self._run.path / folder / str(part) for folder in self._encoders]
 
     def _note(self, part: Written) -> None:
         """A part that is on the disk. Without what it replaces, its name would have to stay."""
@@ -116,13 +116,13 @@ class PartWriter:
     def clean(self) -> None:
         """Remove what killed writers of the rank left in the directories: temporary files, files
         beside the main one, which a kill kept from coming, and parts that were thinned since."""
-        found = [self._run / folder for folder in self._encoders]
+        found = [self._run.path / folder for folder in self._encoders]
         self._left = sum([remove_temporaries(d, self._rank) for d in found if d.exists()])
         names = {part.name for part in self._parts.values()}
         for folder in self._encoders:
-            for name in list_parts(self._run, folder, every=True):
+            for name in list_parts(self._run.path, folder, every=True):
                 if name.rank == self._rank and name not in names:
-                    (self._run / folder / str(name)).unlink(missing_ok=True)
+                    (self._run.path / folder / str(name)).unlink(missing_ok=True)
 
     @property
     def is_full(self) -> bool:
@@ -264,11 +264,12 @@ class PartWriter:
             del self._sealed[0]
 
     def _put_file(self, folder: str, name: PartName, content: Any) -> None:
-        path = self._run / folder / str(name)
+        self._run.check()
+        path = self._run.path / folder / str(name)
         path.parent.mkdir(exist_ok=True)
         try:
             # Its name must be free: else another process writes this run, too.
-            write_file(path, content, self._rank, new=True)
+            self._run.write(f"{folder}/{name}", content, self._rank, new=True)
         except FileExistsError:
             # The attempt before may have failed after the file had its name.
             if self._retry is None or path.read_bytes() != bytes(content):
@@ -304,8 +305,9 @@ class PartWriter:
                     return
                 files = {}
             for folder in reversed(list(files)):
-                write_file(self._run / folder / str(name), files[folder], self._rank)
+                self._run.write(f"{folder}/{name}", files[folder], self._rank)
                 size += files[folder].size
+        self._run.check()
         for path in self._paths(part.name):
             path.unlink(missing_ok=True)
         if size:
@@ -317,10 +319,10 @@ class PartWriter:
         """The files of a part with some of its steps."""
         files = {}
         for folder in self._encoders:
-            if not (self._run / folder / str(name)).exists():
+            if not (self._run.path / folder / str(name)).exists():
                 continue
             builder = PartBuilder(schema_of(folder))
-            with open_part(self._run, name, folder) as file:
+            with open_part(self._run.path, name, folder) as file:
                 footer = file.footer(name)
                 records = [(step, rows) for step, rows in footer.records if step in steps]
                 if not records and folder != self._main:

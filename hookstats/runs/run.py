@@ -105,10 +105,12 @@ class Run:
             raise FileNotFoundError(f"path = {str(path)!r}: no such run{alike}")
         if not (self.path / RUN_JSON).is_file():
             raise ValueError(f"path = {str(path)!r}: expected a run directory, with {RUN_JSON}")
-        read_run_json(self.path)
+        # The process may change its directory.
+        self._directory = self.path.absolute()
+        read_run_json(self._directory)
         self._skip_damaged = skip_damaged
         headed = self._headed
-        contents = [read_rank_json(self.path, one) for one in headed]
+        contents = [read_rank_json(self._directory, one) for one in headed]
         content = contents[0]
         self.header: dict[str, Any] = unite_headers([each["header"] for each in contents])
         """The settings and the model; modules and parameters are those of all ranks."""
@@ -121,7 +123,7 @@ class Run:
         self.channel_bins = bins_of(self.header, "channel_bins")
         """The bins of every channel's histogram; None where there were none."""
         self._parts = Parts(
-            self.path,
+            self._directory,
             self.bins,
             self.channel_bins,
             skip_damaged=skip_damaged,
@@ -140,12 +142,14 @@ class Run:
     @property
     def _headed(self) -> list[int]:
         """The ranks whose files these are, ascending."""
-        return headed_ranks(self.path) if self.rank is None else [self.rank]
+        return headed_ranks(self._directory) if self.rank is None else [self.rank]
 
     def _scalars_of(self, ranks: list[int]) -> list[Scalars]:
         for rank in ranks:
             if rank not in self._scalars:
-                self._scalars[rank] = Scalars(self.path, rank, skip_damaged=self._skip_damaged)
+                self._scalars[rank] = Scalars(
+                    self._directory, rank, skip_damaged=self._skip_damaged
+                )
         return [self._scalars[rank] for rank in ranks]
 
     def _merged(self, step: int) -> StepRecord | None:
@@ -161,7 +165,9 @@ class Run:
             ValueError: its header is damaged.
         """
         options: Any = {"skip_damaged": self._skip_damaged, "grad_scale": self._grad_scale}
-        return Run(self.path, rank=rank, cache=self._parts.cache, **options)
+        run = Run(self._directory, rank=rank, cache=self._parts.cache, **options)
+        run.path = self.path
+        return run
 
     def _scale_of(self, rank: int, footer: Footer) -> float:
         """By what the gradients of a part are multiplied."""
@@ -169,7 +175,7 @@ class Run:
             return self._grad_scale
         if footer.grad_scale is not None:
             return footer.grad_scale
-        header = read_rank_json(self.path, rank)["header"]
+        header = read_rank_json(self._directory, rank)["header"]
         return check_grad_scale(header.get("grad_scale")) or 1.0
 
     def __repr__(self) -> str:
@@ -201,7 +207,7 @@ class Run:
     def closed(self) -> str | None:
         """When the last rank closed the run: ISO 8601, UTC; None if any is still running or was
         killed."""
-        found = [read_rank_json(self.path, rank).get("closed") for rank in self._headed]
+        found = [read_rank_json(self._directory, rank).get("closed") for rank in self._headed]
         ended = [one for one in found if one is not None]
         return max(ended) if len(ended) == len(found) else None
 
@@ -211,7 +217,7 @@ class Run:
 
         Of several ranks, the counts of each site are added up.
         """
-        found = [read_rank_json(self.path, rank)["coverage"] for rank in self._headed]
+        found = [read_rank_json(self._directory, rank)["coverage"] for rank in self._headed]
         return unite_coverage(found)
 
     @property
@@ -231,7 +237,7 @@ class Run:
 
     def _alerts_of(self, rank: int) -> list[Alert]:
         try:
-            return read_alerts(self.path, rank)
+            return read_alerts(self._directory, rank)
         except ValueError as error:
             if not self._skip_damaged:
                 raise

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import AlertFile, Told, read_alert_lines
 from hookstats.runs.encode import channel_rows, encode_channels, encode_tensors, tensor_rows
-from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
+from hookstats.runs.files import RunDirectory, is_temporary, remove_temporaries, to_json
 from hookstats.runs.format import (
     CHANNELS,
     FOLDERS,
@@ -135,7 +135,7 @@ class RunWriter:
         _check_arguments(rank, max_bytes, seconds, sizes)
         # Its first array imports pandas, where that is: half a second, not beside the first step.
         require_pyarrow().array([])
-        self.path = check_path("out", out)
+        self._out = check_path("out", out)
         self.rank = rank
         self.last_step: int | None = None
         """The last step of the continued run, of any rank; None for a new run."""
@@ -156,47 +156,61 @@ class RunWriter:
         to_json("header", self._run)
         self._ranks = ranks
         self._says = says
+        grad_scale = check_grad_scale(header.get("grad_scale")) or 1.0
         pace = Pace(seconds_per_part, bytes_per_part, bytes_per_group, seconds_per_retry)
-        self._make_parts(header, max_bytes, pace)
-        self._alerts = AlertFile(self.path, rank)
         self._open = True
         self._locked = locked
         self._lock: FileLock | None = None
         try:
-            self._claim(append, overwrite)
-        except BaseException as error:
-            self.unlock()
-            if isinstance(error, OSError) and error.filename is not None:
-                raise self._unwritable(error) from error
-            raise  # one of ours says all there is to say
+            self._directory = self._make_directory()
+            self.path = self._directory.path
+            """The directory, absolute and without links."""
+            try:
+                self._make_parts(max_bytes, pace, grad_scale)
+                self._claim(append, overwrite)
+            except BaseException:
+                self.unlock()
+                raise
+        except OSError as error:
+            if error.filename is None:  # one of ours says all there is to say
+                raise
+            raise OSError(
+                error.errno,
+                f"out = {str(self._out)!r}: expected a directory that can be made and written "
+                f"({error.strerror}: {error.filename})",
+            ) from error
 
-    def _make_parts(self, header: Mapping[str, Any], max_bytes: int | None, pace: Pace) -> None:
-        """The writers of records and of scalars."""
+    def _make_directory(self) -> RunDirectory:
+        if self._out.exists() and not self._out.is_dir():
+            raise NotADirectoryError(
+                errno.ENOTDIR, f"out = {str(self._out)!r}: is a file, expected a directory"
+            )
+        self._out.mkdir(parents=True, exist_ok=True)
+        return RunDirectory(self._out)
+
+    def _make_parts(self, max_bytes: int | None, pace: Pace, grad_scale: float) -> None:
+        """The writers of records, of scalars and of alerts."""
         scalars = None if max_bytes is None else max_bytes // _SCALARS_SHARE
         of_records = None if max_bytes is None else max_bytes - (scalars or 0)
         most = min(pace.bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST)
         self._records = PartWriter(
-            self.path,
+            self._directory,
             self.rank,
             {TENSORS: encode_tensors, CHANNELS: encode_channels},
             of_records,
             pace._replace(bytes_per_part=most),
-            check_grad_scale(header.get("grad_scale")) or 1.0,
+            grad_scale,
         )
         self._records.incidents = self._incidents
         least = max(_LEAST_SCALARS, (scalars or math.inf) // _PARTS_AT_LEAST)
         of_scalars = pace._replace(bytes_per_part=min(pace.bytes_per_part, least))
         encoders = {SCALARS: encode_scalars}
-        self._scalars = PartWriter(self.path, self.rank, encoders, scalars, of_scalars)
+        self._scalars = PartWriter(self._directory, self.rank, encoders, scalars, of_scalars)
+        self._alerts = AlertFile(self._directory, self.rank)
         self._limit = max_bytes
 
     def _claim(self, append: bool, overwrite: bool) -> None:
-        """Make the directory; refuse one with files that are not those of other ranks."""
-        if self.path.exists() and not self.path.is_dir():
-            raise NotADirectoryError(
-                errno.ENOTDIR, f"out = {str(self.path)!r}: is a file, expected a directory"
-            )
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Begin or continue a run; refuse a directory with files that are not those of ranks."""
         foreign = [n for n in self._names() if not (is_of_a_run(n) or is_temporary(n))]
         if foreign:
             raise self._exists(f"holds {min(foreign)!r}")
@@ -226,7 +240,7 @@ class RunWriter:
         if not sessions or self._started not in (None, sessions[-1]):
             sessions = [*sessions, self._started]
             run = {**(run or new_run_json()), "sessions": sessions}
-            write_file(self.path / RUN_JSON, to_json("run", run), self.rank)
+            self._write_json(RUN_JSON, "run", run)
         (self.path / TENSORS).mkdir(exist_ok=True)
         self._records.session = self._scalars.session = len(sessions) - 1
         self._write_rank_json()
@@ -266,22 +280,25 @@ class RunWriter:
                 who = read_rank_json(self.path, self.rank)
             raise FileExistsError(
                 errno.EEXIST,
-                f"out = {str(self.path)!r}: process {who.get('process')} on {who.get('host')!r} "
+                f"out = {str(self._out)!r}: process {who.get('process')} on {who.get('host')!r} "
                 "writes this run, expected a run that nobody writes",
             ) from None
         self._lock = lock
 
     def unlock(self) -> None:
-        """Let other writers of the rank in, as `close` does, also where that failed."""
+        """Let other writers of the rank in, as `close` does, also where that failed; nothing can be
+        written then."""
         if self._lock is not None and self._run["process"] == os.getpid():
             self._lock.release()
             with suppress(OSError):
+                self._directory.check()
                 (self.path / lock_name(self.rank)).unlink()
             self._lock = None
+        self._directory.release()
 
     def _continue(self, has_own: bool) -> None:
         """Continue after the records that the rank has written; damaged parts stay as they are."""
-        what = f"out = {str(self.path)!r}"
+        what = f"out = {str(self._out)!r}"
         if has_own:
             before = read_rank_json(self.path, self.rank)
             check_settings(before["header"], self._run["header"], what)
@@ -318,19 +335,12 @@ class RunWriter:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ValueError(f"{printable(str(self.path))}: the writer is closed")
-
-    def _unwritable(self, error: OSError) -> OSError:
-        return OSError(
-            error.errno,
-            f"out = {str(self.path)!r}: expected a directory that can be made and written "
-            f"({error.strerror}: {error.filename})",
-        )
+            raise ValueError(f"{printable(str(self._out))}: the writer is closed")
 
     def _exists(self, what: str, hint: str = "") -> FileExistsError:
         return FileExistsError(
             errno.EEXIST,
-            f"out = {str(self.path)!r}: {what}, expected a new or empty directory{hint}",
+            f"out = {str(self._out)!r}: {what}, expected a new or empty directory{hint}",
         )
 
     def write(self, record: StepRecord) -> None:
@@ -423,7 +433,7 @@ class RunWriter:
             if self._says_thinning:
                 self._says_thinning = False
                 say(
-                    f"{self.path} has reached {size_text((self._limit or 0) * self._ranks)} "
+                    f"{self._out} has reached {size_text((self._limit or 0) * self._ranks)} "
                     "(max_bytes): from now on old steps are thinned, never new ones"
                 )
             self._run["thinned"] = self._records.thinned
@@ -438,7 +448,7 @@ class RunWriter:
         one_in = EVERY if self._run["header"].get("channels") == "incidents" else 1
         per_step = (sizes.get(TENSORS, 0) + sizes.get(CHANNELS, 0) / one_in) / steps
         per_step *= self._ranks / self._every
-        what = f"{self.path} takes about {size_text(1000 * per_step)} per 1,000 steps"
+        what = f"{self._out} takes about {size_text(1000 * per_step)} per 1,000 steps"
         if self._limit is None:
             say(f"{what}, without a limit (max_bytes=None)")
         else:
@@ -457,7 +467,10 @@ class RunWriter:
         self.unlock()
 
     def _write_rank_json(self) -> None:
-        write_file(self.path / rank_json(self.rank), to_json("coverage", self._run), self.rank)
+        self._write_json(rank_json(self.rank), "coverage", self._run)
+
+    def _write_json(self, name: str, what: str, content: Mapping[str, Any]) -> None:
+        self._directory.write(name, to_json(what, content), self.rank)
 
 
 def _check_arguments(

@@ -33,8 +33,8 @@ def numbered(out: str | os.PathLike[str]) -> Path:
 
 
 def is_taken(path: Path) -> bool:
-    """Whether there is a run in `path`, of whatever ranks."""
-    return any(path.glob("run*.json"))
+    """Whether there is a run in `path`, of whatever ranks, or one that begins."""
+    return any(any(path.glob(pattern)) for pattern in ("run*.json", ".lock-*"))
 
 
 def agreed(name: str, find: Callable[[], Path]) -> Path:

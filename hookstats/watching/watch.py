@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from hookstats.runs.writer import RunWriter
 from hookstats.stats.arguments import check_optional_integer
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.handle import Watch
-from hookstats.watching.out import numbered
+from hookstats.watching.out import is_taken, numbered
 from hookstats.watching.recorder import Recorder
 from hookstats.watching.reduce import Exchange, Reduce
 from hookstats.watching.settings import (
@@ -235,15 +236,22 @@ def _writer(
     share = None if max_bytes is None else max(1, max_bytes // ranks)
     if append and share is not None and max_bytes == MAX_BYTES:
         share = wider_limit(path, rank, share)
-    return RunWriter(
-        path,
-        header,
-        rank=rank,
-        append=append,
-        overwrite=overwrite,
-        max_bytes=share,
-        locked=True,
-        says=rank == 0,
-        world=current_world(),
-        ranks=ranks,
-    )
+    is_numbered = path != Path(out)
+    try:
+        return RunWriter(
+            path,
+            header,
+            rank=rank,
+            append=append and not is_numbered,
+            overwrite=overwrite and not is_numbered,
+            max_bytes=share,
+            locked=True,
+            says=rank == 0,
+            world=current_world(),
+            ranks=ranks,
+        )
+    except FileExistsError:
+        # A job that started at the same time was faster to take the number.
+        if is_numbered and is_taken(path):
+            return _writer(out, header, append, overwrite, max_bytes)
+        raise

@@ -13,6 +13,7 @@ from torch import nn
 from hookstats.records.alerts import Alert
 from hookstats.rules import NonFinite, RuleWarning
 from hookstats.runs.alerts import AlertFile, Told, read_alerts
+from hookstats.runs.files import RunDirectory
 from hookstats.runs.run import open_run
 from hookstats.watching.watch import watch
 
@@ -25,7 +26,7 @@ def told(step: int, **changes: Any) -> Told:
 
 
 def test_alerts_come_back_as_they_were(tmp_path: Path) -> None:
-    file = AlertFile(tmp_path, 0)
+    file = AlertFile(RunDirectory(tmp_path), 0)
     file.write([told(3), told(4, channel=None, value=float("inf"))])
     first, second = read_alerts(tmp_path, 0)
     assert first == ALERT
@@ -35,27 +36,29 @@ def test_alerts_come_back_as_they_were(tmp_path: Path) -> None:
     assert (entry["incident"], entry["cause"], entry["channels"]) == (0, True, [2])
     assert "rank" not in entry
     assert read_alerts(tmp_path, 1) == []
-    AlertFile(tmp_path, 1).write([told(3), told(3, rank=None)])  # of others than rank 1
+    AlertFile(RunDirectory(tmp_path), 1).write(
+        [told(3), told(3, rank=None)]
+    )  # of others than rank 1
     assert [alert.rank for alert in read_alerts(tmp_path, 1)] == [0, None]
 
 
 def test_an_unfinished_line_is_left_out_and_then_cut_off(tmp_path: Path) -> None:
-    AlertFile(tmp_path, 0).write([told(3)])
+    AlertFile(RunDirectory(tmp_path), 0).write([told(3)])
     path = tmp_path / "alerts-00000.jsonl"
     path.write_bytes(path.read_bytes() + b'{"step": 4, "ru')
     assert [alert.step for alert in read_alerts(tmp_path, 0)] == [3]
-    AlertFile(tmp_path, 0).write([told(5)])
+    AlertFile(RunDirectory(tmp_path), 0).write([told(5)])
     assert [alert.step for alert in read_alerts(tmp_path, 0)] == [3, 5]
 
 
 def test_alerts_of_steps_that_are_void_are_void(tmp_path: Path) -> None:
-    file = AlertFile(tmp_path, 0)
+    file = AlertFile(RunDirectory(tmp_path), 0)
     for step in (3, 4):
         file.at(step)
         file.write([told(step)])
     file.at(4)
     assert [alert.step for alert in read_alerts(tmp_path, 0)] == [3]
-    continued = AlertFile(tmp_path, 0)
+    continued = AlertFile(RunDirectory(tmp_path), 0)
     continued.at(2)
     continued.write([told(2)])
     assert [alert.step for alert in read_alerts(tmp_path, 0)] == [2]
@@ -63,10 +66,12 @@ def test_alerts_of_steps_that_are_void_are_void(tmp_path: Path) -> None:
 
 def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    file = AlertFile(gone, 0)
+    gone.mkdir()
+    file = AlertFile(RunDirectory(gone), 0)
+    gone.rename(tmp_path / "away")
     with pytest.raises(OSError, match="gone"):
         file.write([told(3)])
-    gone.mkdir()
+    (tmp_path / "away").rename(gone)
     file.write([told(4)])
     assert [alert.step for alert in read_alerts(gone, 0)] == [3, 4]
 
@@ -113,8 +118,8 @@ def test_alerts_of_several_ranks_are_of_one_incident(tmp_path: Path) -> None:
         pass
     header = json.loads((tmp_path / "run-00000.json").read_text())
     (tmp_path / "run-00001.json").write_text(json.dumps({**header, "rank": 1}))
-    AlertFile(tmp_path, 0).write([told(7)])
-    AlertFile(tmp_path, 1).write([told(5, rank=1), told(6, rank=1)])
+    AlertFile(RunDirectory(tmp_path), 0).write([told(7)])
+    AlertFile(RunDirectory(tmp_path), 1).write([told(5, rank=1), told(6, rank=1)])
     run = open_run(tmp_path)
     assert [(alert.step, alert.rank) for alert in run.alerts] == [(5, 1), (6, 1), (7, 0)]
     (one,) = run.incidents
@@ -122,7 +127,7 @@ def test_alerts_of_several_ranks_are_of_one_incident(tmp_path: Path) -> None:
     assert [alert.step for alert in run.of_rank(1).alerts] == [5, 6]
     # Of the whole model, where the ranks merge while they train: every rank has it.
     for rank in (0, 1):
-        AlertFile(tmp_path, rank).write([told(8, rank=None, value=float("nan"))])
+        AlertFile(RunDirectory(tmp_path), rank).write([told(8, rank=None, value=float("nan"))])
     assert [(alert.step, alert.rank) for alert in run.alerts[3:]] == [(8, None)]
 
 

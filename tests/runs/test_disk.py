@@ -24,7 +24,7 @@ from torch.optim import SGD
 from hookstats import open_run, watch
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.runs import files, part_writer, writer
+from hookstats.runs.files import RunDirectory
 from hookstats.runs.writer import RunWriter
 from hookstats.watching.recorder import Recorder
 
@@ -129,15 +129,16 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """A disk that takes no file while the set is not empty; what it has may be read."""
     full: set[str] = set()
 
-    def write_file(path: Path, content: Any, rank: int, *, new: bool = False) -> None:
-        if "full" in full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        files.write_file(path, content, rank, new=new)
-        if "unsynced" in full:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    put = RunDirectory.write
 
-    for module in (writer, part_writer):
-        monkeypatch.setattr(module, "write_file", write_file)
+    def write(run: RunDirectory, name: str, content: Any, rank: int, *, new: bool = False) -> None:
+        if "full" in full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+        put(run, name, content, rank, new=new)
+        if "unsynced" in full:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+
+    monkeypatch.setattr(RunDirectory, "write", write)
     return full
 
 

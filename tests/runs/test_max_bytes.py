@@ -18,8 +18,8 @@ from hookstats import open_run, watch
 from hookstats.records.alerts import Alert, Severity
 from hookstats.records.record import StepRecord
 from hookstats.rules import NonFinite
-from hookstats.runs import part_writer
 from hookstats.runs.alerts import Told
+from hookstats.runs.files import RunDirectory
 from hookstats.runs.writer import RunWriter
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
@@ -212,7 +212,7 @@ def test_what_the_disk_does_not_take_is_not_counted_as_thinned(
 ) -> None:
     writer = writer_of(tmp_path, 1 << 20)
     with monkeypatch.context() as patches:
-        patches.setattr(part_writer, "write_file", refuse_file)
+        patches.setattr(RunDirectory, "write", refuse_file)
         with pytest.raises(OSError, match="full"):
             writer.write(record(0))
         with pytest.raises(OSError, match="full"):
