@@ -21,6 +21,9 @@ def dead(stats: ChannelStats) -> torch.Tensor:
     A dead channel of an output carries no signal; a dead channel of a gradient receives none. NaN
     and infinities do not count; a channel that is stuck at another value is not dead. In statistics
     of several merged steps, a channel is dead if it was dead in every step with finite values.
+
+    Raises:
+        ValueError: the step did not keep its channels; the message says how many were dead.
     """
     return stats.dead
 

@@ -206,7 +206,8 @@ class StepRecord(Mapping[Key, ChannelStats]):
         """The statistics of one site; a KeyError suggests sites with similar names.
 
         A plain kind, such as "output", means the only or the first tensor of several. Where the
-        channels of the step were not kept, the tensor is one channel.
+        channels of the step were not kept, the tensor is one channel, and asking for its dead
+        channels is a ValueError.
         """
         site = self._find(key)
         if site is None:
@@ -226,6 +227,19 @@ class StepRecord(Mapping[Key, ChannelStats]):
             bins=self.bins,
             channel_counts=channel_counts,
             channel_bins=channel_bins,
+            missing=self._missing(site),
+        )
+
+    def _missing(self, site: int) -> str | None:
+        """Why nobody can say which channels of a tensor are dead; None where that is known."""
+        many = self.sites[site].channels
+        if self.channels is not None or many < 2:
+            return None
+        dead = int(self.dead[site])
+        known = f": {dead} of {many} were dead" if dead >= 0 else ""
+        return (
+            f"the channels of step {self.step} were not kept{known}; expected one of "
+            'Run.steps_with_channels, or a run of channels="always"'
         )
 
     @cached_property

@@ -35,11 +35,13 @@ class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
         bins: Bins | None = None,
         channel_counts: torch.Tensor | None = None,
         channel_bins: Bins | None = None,
+        missing: str | None = None,
     ) -> None:
         """Take a state on the CPU as `hookstats::update_` leaves it.
 
         counts, bins: int64 [slots], the histogram of the whole tensor, and its bins; or None.
         channel_counts, channel_bins: int64 [C, slots], the histograms of the channels; or None.
+        missing: why the tensor stands here as one channel, where it has several; or None.
         """
         if (counts is None) != (bins is None) or (channel_counts is None) != (channel_bins is None):
             raise ValueError("counts and bins, channel_counts and channel_bins: expected in pairs")
@@ -49,6 +51,7 @@ class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
         self._bins = bins
         self._channel_counts = channel_counts
         self._channel_bins = channel_bins
+        self._missing = missing
 
     def _count_of(self, name: str) -> torch.Tensor:
         return self._value_of(name)
@@ -70,7 +73,13 @@ class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
 
     @property
     def dead(self) -> torch.Tensor:
-        """bool [C]: whether a channel has finite values, all of them zero; see `insight.dead`."""
+        """bool [C]: whether a channel has finite values, all of them zero; see `insight.dead`.
+
+        Raises:
+            ValueError: the channels were not kept.
+        """
+        if self._missing is not None:
+            raise ValueError(self._missing)
         return torch.from_numpy(dead(self._columns))
 
     @property
@@ -127,6 +136,7 @@ class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
             bins=self._bins,
             channel_counts=None if hist is None else hist.slot_counts,
             channel_bins=self._channel_bins,
+            missing=self._missing or other._missing,
         )
 
     def per_tensor(self) -> ChannelStats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from support.samples import BINS, CHANNEL_BINS, record_of, sample, slots, tensors
 
+from hookstats.insight.channels import dead
 from hookstats.kernels.of_tensor import channel_stats
 from hookstats.records.sparse import SparseCounts
 
@@ -165,3 +167,20 @@ def test_a_record_without_sites() -> None:
     assert list(record) == []
     with pytest.raises(KeyError, match="no site"):
         record["a", "output"]
+
+
+def test_dead_channels_that_were_not_kept_are_no_zero_of_one() -> None:
+    x = torch.ones(4, 3)
+    x[:, 1] = 0.0
+    sites = {("a", "output"): (x, 1), ("whole", "output"): (torch.zeros(4), None)}
+    record = record_of(sites, 20)
+    assert record["a", "output"].dead.tolist() == [False, True, False]
+    alone = record.without_channels()
+    with pytest.raises(ValueError, match=r"of step 20 were not kept: 1 of 3 were dead; expected"):
+        dead(alone["a", "output"])
+    with pytest.raises(ValueError, match="not kept"):
+        _ = alone["a", "output"].merge(alone["a", "output"]).dead
+    assert alone["whole", "output"].dead.tolist() == [True]
+    unknown = replace(alone, known_dead=None)
+    with pytest.raises(ValueError, match=r"of step 20 were not kept; expected"):
+        _ = unknown["a", "output"].dead
