@@ -1,10 +1,10 @@
 """PyTorch's flight recorder: statistics of every activation and gradient, in one line.
 
 `watch` records training as it runs, `open_run` reads a recorded run, `compare` says where two runs
-differ, `channel_stats` computes the statistics of one tensor. `capture` keeps the tensors
-themselves, `pictures` draws them, `edit` changes them in flight, `trace` lists what ran. `rules`
-finds what goes wrong, `insight` what else follows from statistics, `sinks` sends records to other
-tools.
+differ, `check` looks at a model before it is trained, `channel_stats` computes the statistics of
+one tensor. `capture` keeps the tensors themselves, `pictures` draws them, `edit` changes them in
+flight, `trace` lists what ran. `rules` finds what goes wrong, `insight` what else follows from
+statistics, `sinks` sends records to other tools.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hookstats.hooks.observe import observe
     from hookstats.insight.comparison import RunComparison, compare
     from hookstats.kernels.of_tensor import channel_stats
+    from hookstats.preflight.check import check
+    from hookstats.preflight.finding import Finding
     from hookstats.records.record import StepRecord
     from hookstats.runs.run import Run, open_run
     from hookstats.runs.series import Series, SiteSeries
@@ -47,6 +49,7 @@ __all__ = [
     "Coverage",
     "Edit",
     "EditError",
+    "Finding",
     "Histogram",
     "LinearBins",
     "LogBins",
@@ -63,6 +66,7 @@ __all__ = [
     "__version__",
     "capture",
     "channel_stats",
+    "check",
     "compare",
     "edit",
     "insight",
@@ -88,6 +92,8 @@ _HOMES = {
     "hooks.observe": ("observe",),
     "insight.comparison": ("RunComparison", "compare"),
     "kernels.of_tensor": ("channel_stats",),
+    "preflight.check": ("check",),
+    "preflight.finding": ("Finding",),
     "records.record": ("StepRecord",),
     "runs.run": ("Run", "open_run"),
     "runs.series": ("Series", "SiteSeries"),

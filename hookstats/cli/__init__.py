@@ -4,8 +4,9 @@
 runs it. These modules import neither NumPy nor torch nor pyarrow before they run, so that help and
 mistyped commands are answered at once.
 
-Exit codes: 0 done; 1 the answer is no (compare: the runs differ, doctor: something is broken); 2 an
-error, in one line on stderr; 130 interrupted; 141 the reader of a pipe went away.
+Exit codes: 0 done; 1 the answer is no (compare: the runs differ, doctor: something is broken,
+check: a fault); 2 an error, in one line on stderr; 130 interrupted; 141 the reader of a pipe went
+away.
 """
 
 from __future__ import annotations
@@ -24,7 +25,19 @@ from hookstats.records.suggestions import did_you_mean
 from hookstats.stats.printable import printable
 
 COMMANDS = (
-    *("demo", "run", "ls", "show", "top", "compare", "report", "export", "merge", "doctor"),
+    *(
+        "demo",
+        "check",
+        "run",
+        "ls",
+        "show",
+        "top",
+        "compare",
+        "report",
+        "export",
+        "merge",
+        "doctor",
+    ),
     "completion",
 )
 INTERRUPTED = 128 + 2  # what shells report for a command that SIGINT ended
@@ -54,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     module = import_module(f"hookstats.cli.{options.command}")
     run: Callable[[argparse.Namespace], int] = module.run
-    if options.command == "run":  # the script's errors, warnings and output are left to the script
+    if options.command in (
+        "check",
+        "run",
+    ):  # the script's errors, warnings and output are left to the script
         return run(options)
     if sys.stdout is None:  # `>&-`
         print(f"hookstats {options.command}: error: stdout is closed", file=sys.stderr)

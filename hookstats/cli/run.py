@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         say(f"error: {describe(error)}", RUN)
         return 2
     with recorder.watching():
-        _run(options.script, options.arguments, module=options.module)
+        run_script(options.script, options.arguments, module=options.module)
     return 0
 
 
@@ -107,7 +107,7 @@ def _recorder(options: argparse.Namespace) -> Recorder:
     return Recorder(settings, settings.pop("out", None), DIRECTORY / name)
 
 
-def _run(script: str, arguments: list[str], *, module: bool) -> None:
+def run_script(script: str, arguments: list[str], *, module: bool) -> None:
     """Run a script or a module as python does, up to its end or a SystemExit."""
     import runpy
 

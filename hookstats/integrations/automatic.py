@@ -52,7 +52,7 @@ class _Training(NamedTuple):
         """Whether the models have a parameter of the optimizer."""
         models = filter(None, [model() for model in self.models])
         known = {id(p) for model in models for p in model.parameters()}
-        return any(id(p) in known for p in _parameters(optimizer))
+        return any(id(p) in known for p in parameters_of(optimizer))
 
     def is_over(self) -> bool:
         """Whether nothing can close another step."""
@@ -125,7 +125,7 @@ class Automatic:
     def _look_at(self, module: nn.Module) -> None:
         """Watch what is trained, if `module` is part of it."""
         new = self._alive()
-        trained = {id(p) for optimizer in new for p in _parameters(optimizer)}
+        trained = {id(p) for optimizer in new for p in parameters_of(optimizer)}
         if new and not any(id(p) in trained for p in module.parameters()):
             return
         self._go(new)
@@ -136,7 +136,7 @@ class Automatic:
 
     def _stepped_unseen(self, optimizer: Optimizer) -> None:
         """Watch what is trained, if all optimizers that are new have stepped unseen."""
-        if all(p.grad is None for p in _parameters(optimizer)):
+        if all(p.grad is None for p in parameters_of(optimizer)):
             return  # it trains nothing
         self._stepped.add(id(optimizer))
         new = self._alive()
@@ -178,7 +178,7 @@ class Automatic:
         for over in [training for training in self._going if training.is_over()]:
             self._going.remove(over)
             self._attempt("closing the watch", over.watch.close)
-        roots = _roots({id(p) for one in optimizers for p in _parameters(one)})
+        roots = roots_of({id(p) for one in optimizers for p in parameters_of(one)})
         if not roots:
             say("not watched: no module owns the parameters of the optimizers", RUN)
             return
@@ -197,11 +197,11 @@ class Automatic:
             say(f"{what} failed: {error_text(error)}", RUN)
 
 
-def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+def parameters_of(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     return (p for group in optimizer.param_groups for p in group["params"])
 
 
-def _roots(trained: set[int]) -> list[nn.Module]:
+def roots_of(trained: set[int]) -> list[nn.Module]:
     """The modules that own trained parameters and are part of no other module, largest first.
 
     Of a module that torch.compile wraps, the module itself counts; of one that has such wrappers

@@ -34,6 +34,7 @@ def test_help_names_every_command() -> None:
     assert (result.code, result.err) == (0, "")
     assert COMMANDS == (
         "demo",
+        "check",
         "run",
         "ls",
         "show",

@@ -1,0 +1,165 @@
+"""Preflight: checks what a script trains when its first backward begins, and ends the script."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hookstats._torch import WRAPPED, takes_step_hooks
+from hookstats.integrations.automatic import parameters_of, roots_of
+from hookstats.preflight.check import examined
+from hookstats.preflight.finding import Line
+from hookstats.preflight.given import Given
+from hookstats.preflight.training import Backward
+
+_MOST = 3
+"""Of how many parts a model may consist that the script calls one by one."""
+
+Tell = Callable[[nn.Module, Sequence[Line]], object]
+"""Gets a model, and the results of its checks."""
+
+
+class Checked(BaseException):
+    """Ends a script whose model was checked; no `except Exception` of the script takes it."""
+
+
+@dataclass
+class _Call:
+    """A call of a module by no other module, with copies of its arguments."""
+
+    module: nn.Module
+    given: Given
+
+
+class Preflight:
+    """Notes optimizers and calls of models; at the first backward of what is trained, checks.
+
+    A model that the script calls in more than three parts is not checked: no call stands for it.
+    """
+
+    def __init__(self, tell: Tell, batch_dim: int | None, causal: bool | None) -> None:
+        self._tell = tell
+        self._batch_dim = batch_dim
+        self._causal = causal
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._calls: dict[int, _Call] = {}
+        self._depth = 0
+        self._undo: Callable[[], None] = lambda: None
+        self._process = os.getpid()
+        self.in_parts: list[str] = []
+        """The classes of the models whose parts are called one by one."""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """In this context, the first backward raises `Checked` once the models are checked."""
+        init: Any = Optimizer.__init__
+        call: Any = nn.Module.__call__
+        backward: Any = torch.autograd.backward
+
+        def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            init(optimizer, *args, **kwargs)
+            self._optimizers.append(weakref.ref(optimizer))
+
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return call(module, *args, **kwargs)
+            if not self._depth and torch.is_grad_enabled():
+                self._note(module, args, kwargs)
+            self._depth += 1
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        def began(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if os.getpid() == self._process:
+                self._check(tensors if isinstance(tensors, Tensor) else next(iter(tensors)))
+            backward(tensors, *args, **kwargs)
+
+        Optimizer.__init__ = made  # type: ignore[method-assign, assignment]
+        nn.Module.__call__ = called  # type: ignore[method-assign]
+        torch.autograd.backward = began
+        self._undo = lambda: _set(init, call, backward)
+        try:
+            yield
+        finally:
+            self._undo()
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        module = _unwrapped(module)
+        if any(True for _ in module.parameters()):
+            given = Given(args, kwargs, lambda output: None, self._batch_dim)
+            self._calls[id(module)] = _Call(module, given.copied().measured())
+
+    def _check(self, loss: Tensor) -> None:
+        optimizers = [one for one in (known() for known in self._optimizers) if one is not None]
+        trained = {id(p) for one in optimizers for p in parameters_of(one)}
+        roots = roots_of(trained)
+        if not roots:
+            return
+        self._undo()
+        parameters = [p for root in roots for p in root.parameters()]
+        backward = Backward.of(loss, parameters)
+        reaches_any = any(one is not None for one in backward.gradients.values())
+        for root in roots:
+            own = {id(p) for p in root.parameters()} & trained
+            calls = self._calls_of(root, own)
+            if not calls:
+                self.in_parts.append(type(_unwrapped(root)).__name__)
+            for call in calls:
+                lines = examined(
+                    *(call.module, call.given),
+                    [one for one in optimizers if takes_step_hooks(one)],
+                    causal=self._causal,
+                    backward=backward if not reaches_any or _has(call.module, backward) else None,
+                )
+                self._tell(call.module, lines)
+        raise Checked
+
+    def _calls_of(self, root: nn.Module, trained: set[int]) -> list[_Call]:
+        """The calls of the root or of few of its parts, which have most of what is trained."""
+        parts = {id(part) for part in root.modules()}
+        own = {
+            key: trained & {id(p) for p in call.module.parameters()}
+            for key, call in self._calls.items()
+            if key in parts
+        }
+        largest = sorted(own, key=lambda key: -len(own[key]))[:_MOST]
+        covered = set[int]().union(*(own[key] for key in largest))
+        if 10 * len(covered) < 9 * len(trained):
+            return []
+        return [self._calls[key] for key in largest if own[key]]
+
+
+def _has(module: nn.Module, backward: Backward) -> bool:
+    return any(backward.gradients.get(id(p)) is not None for p in module.parameters())
+
+
+def _set(init: Any, call: Any, backward: Any) -> None:
+    Optimizer.__init__ = init  # type: ignore[method-assign]
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    torch.autograd.backward = backward
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The module in the wrappers of compilers and of data parallelism."""
+    while True:
+        children = dict(module.named_children())
+        inner = next((children[name] for name in children if name in WRAPPED), None)
+        if inner is None and list(children) == ["module"] and not _owns(module):
+            inner = children["module"]
+        if inner is None:
+            return module
+        module = inner
+
+
+def _owns(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters(recurse=False))

@@ -1,0 +1,1 @@
+"""check(): what can be known of a model, its loss and its optimizer before the training begins."""
