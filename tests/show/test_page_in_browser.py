@@ -373,8 +373,8 @@ def test_numbers_are_saved_as_they_are_shown(page: Page, run: hs.Run) -> None:
           blob.text().then((text) => window.saved.push([blob.type, text]));
           return make(blob);
         };
-        document.querySelectorAll("[data-tools=overview] .tool")[1].click();
-        document.querySelectorAll("[data-tools=overview] .tool")[0].click();
+        document.querySelectorAll("[data-tools=overview] .menu button")[1].click();
+        document.querySelectorAll("[data-tools=overview] .menu button")[0].click();
         """
     )
     page.wait(lambda: page.script("return window.saved.length") == 2)
@@ -387,6 +387,49 @@ def test_numbers_are_saved_as_they_are_shown(page: Page, run: hs.Run) -> None:
     assert [float(x) for x in rows[0][3:]] == pytest.approx(expected, rel=0.01)
     logged = run.scalars["loss"].values.tolist()
     assert [float(x or "nan") for x in rows[4][3:]] == pytest.approx(logged, rel=1e-5, nan_ok=True)
+
+
+def test_a_card_has_one_menu_that_closes_behind_its_reader(page: Page) -> None:
+    (opener,) = page.all("[data-tools=overview] summary")
+    picture = page.all("[data-tools=overview] .menu button")[0]
+    opener.click()
+    assert picture.is_displayed()
+    page.press(opener, page.keys.ESCAPE)
+    assert not picture.is_displayed()
+    opener.click()
+    page["overview-title"].click()
+    assert not picture.is_displayed()
+
+
+def test_logged_curves_are_smoothed_and_drawn_on_a_log_scale(page: Page) -> None:
+    drawn = "return document.getElementById('curves').toDataURL()"
+    seen = [page.script(drawn)]
+    for name in ("smooth", "log"):
+        page[name].click()
+        assert page[name].get_attribute("aria-pressed") == "true"
+        seen.append(page.script(drawn))
+        page[name].click()
+        assert page.script(drawn) == seen[0]
+    assert len(set(seen)) == 3
+
+
+def test_ridges_have_the_axis_of_values_alone(page: Page) -> None:
+    """A click on them chooses no step, as it would on the other charts."""
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    histogram = page["histogram"]
+    page.click(histogram, 0.5, 0.5)
+    assert page.chosen[1] != "step 0"
+    page.press(page.heatmap, page.keys.HOME)
+    page["ridges"].click()
+    page.click(histogram, 0.5, 0.5)
+    assert page.chosen[1] == "step 0"
+    page["ridges"].click()
+
+
+def test_layers_are_found_by_their_type(page: Page) -> None:
+    page.press(page["search"], "tanh")
+    assert page.all("#heatmap canvas")[0].get_attribute("data-rows") == "1"
+    page["search"].clear()
 
 
 def test_coverage_says_what_was_missed(browser: Any, tmp_path: Path) -> None:
@@ -402,7 +445,7 @@ def test_coverage_says_what_was_missed(browser: Any, tmp_path: Path) -> None:
     page = Page(browser, report.write(open_run, tmp_path / "page.html"))
     said = page["coverage"].text
     assert "0 grad_output 2 0 2" in said
-    assert "tensors that never came" in said
+    assert "3 tensors of modules that were never called" in said
     assert page["alerts"].text.startswith("Alerts")
 
 

@@ -123,7 +123,8 @@ def test_a_picture_of_words_is_what_stands_on_the_page(page: Page, panel: str) -
     # A picture has all that scrolls.
     page.script(
         """
-        for (const one of document.querySelectorAll("#alerts, #alert-list, .scroll")) {
+        const those = "#alerts, #alerts > .card, #alert-list, .scroll";
+        for (const one of document.querySelectorAll(those)) {
           one.style.cssText = "contain: none; overflow: visible; max-height: none";
         }
         """

@@ -152,10 +152,7 @@ def _say_bins(bins: Bins | None) -> str | None:
         case LinearBins():
             return f"{bins.bins} equal bins from {bins.lo:g} to {bins.hi:g}"
         case LogBins():
-            return (
-                f"{1 << bins.subdivision_bits} bins per octave "
-                f"from 2^{bins.min_exponent} to 2^{bins.max_exponent + 1}"
-            )
+            return f"logarithmic, {1 << bins.subdivision_bits} bins for each doubling"
     return None
 
 

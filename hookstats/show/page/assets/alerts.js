@@ -12,11 +12,17 @@ function alertButton(data, n, go, helps = "") {
     element("span", { class: `mark ${alert.severity}`, "aria-hidden": "true" }, mark),
     element("span", { class: "rule" }, element("span", { class: "hidden" }, word + ": "), alert.rule),
     element("span", { class: "when" }, (data.b && !data.ofRanks ? (alert.beside ? "B, " : "A, ") : "") + `step ${alert.step}`),
-    element("span", { class: "where" }, `${labelOf(alert.name)} ${alert.kind}`),
+    element("span", { class: "where" }, `${labelOf(alert.name)} ${alert.kind}`, shownFor(alert)),
     element("span", { class: "what" }, what),
     helps ? element("span", { class: "what helps" }, "What helps: " + helps) : null);
   button.addEventListener("click", () => go(n));
   return button;
+}
+
+// What the page shows of an alert about a tensor that was not recorded itself.
+function shownFor(alert) {
+  const s = alert.site === null ? nearest(alert.name) : undefined;
+  return s === undefined ? null : element("span", { class: "muted" }, ` (shown: ${layerText(s)})`);
 }
 
 function showAlerts(data, go) {

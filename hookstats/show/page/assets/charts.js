@@ -7,7 +7,7 @@ class Chart {
   // is what a pointer reads there. right: the room beside the plot.
   constructor(canvas, { paint, describe, right, choose, zoom, tip, values }) {
     Object.assign(this, { canvas, paint, describe, right, values });
-    const place = () => this.plot && { left: this.plot.x, width: this.plot.w };
+    const place = () => (this.plot && !this.bare ? { left: this.plot.x, width: this.plot.w } : null);
     timeAxis(canvas, { plot: place, choose, zoom, hover: (column, e) => tip(column !== null && this.inside(e) ? this.describe(this.view, column, this.inside(e).y) : null, e) });
     canvas.addEventListener("keydown", (e) => {
       const last = this.view.data.columns - 1;
@@ -27,11 +27,12 @@ class Chart {
     Object.assign(this, { context, width, height });
     this.plot = { x: PLOT.left, y: PLOT.top, w: width - PLOT.left - this.right, h: height - PLOT.top - PLOT.bottom };
     context.clearRect(0, 0, width, height);
+    this.bare = false; // whether its horizontal axis is not that of the steps
     const empty = this.paint(this);
     // A chart that has nothing to show takes no room.
     this.canvas.closest("figure").hidden = Boolean(empty);
     if (empty) this.plot = null;
-    else {
+    else if (!this.bare) {
       const { x, y, w, h } = this.plot;
       stepAxis(context, data.spans, x, w, y + h, column);
       cursorLine(context, column, x, w, y, h);

@@ -19,6 +19,7 @@ class Curves {
     Object.assign(this, { data, left, plot });
     const strip = data.incidents.length ? CURVE.incidents : 0;
     const height = strip + data.curves.length * (CURVE.height + CURVE.gap);
+    byId("curve-tools").hidden = !data.curves.length;
     this.canvas.hidden = !height;
     if (this.canvas.hidden) return;
     const { context, width } = fit(this.canvas, height);
@@ -66,7 +67,7 @@ class Curves {
     for (const x of finite) [lo, hi] = [Math.min(lo, x), Math.max(hi, x)];
     const least = 0.005 * Math.max(Math.abs(lo), Math.abs(hi)); // less is no change worth showing
     if (hi - lo < least) [lo, hi] = [(lo + hi - least) / 2, (lo + hi + least) / 2];
-    const log = lo > 0 && hi / lo > 20;
+    const log = lo > 0 && this.log;
     const place = (x) => (hi === lo ? 0.5 : log ? Math.log(x / lo) / Math.log(hi / lo) : (x - lo) / (hi - lo));
     const y = (x) => top + 3 + (1 - place(x)) * (CURVE.height - 6);
     context.fillStyle = css("--soft");
@@ -82,8 +83,14 @@ class Curves {
     context.rect(this.left, top, this.plot, CURVE.height);
     context.clip();
     const other = this.data.b?.curves.find(({ name }) => name === curve.name);
-    if (other) this.line(context, other.values.slice(range.from, range.to).map(curveValue), y, css("--warning"), [4, 3]);
-    this.line(context, values, y, css("--accent"));
+    const draw = (values, colour, dash) => {
+      context.globalAlpha = this.smooth ? 0.3 : 1;
+      this.line(context, values, y, colour, dash);
+      context.globalAlpha = 1;
+      if (this.smooth) this.line(context, smoothed(values), y, colour, dash);
+    };
+    if (other) draw(other.values.slice(range.from, range.to).map(curveValue), css("--warning"), [4, 3]);
+    draw(values, css("--accent"));
     context.restore();
     context.textAlign = "left";
     context.fillStyle = css("--muted");
@@ -114,6 +121,17 @@ class Curves {
     context.setLineDash([]);
     context.lineWidth = 1;
   }
+}
+
+// The exponential moving average over a fortieth of what is shown, without a bias to its start.
+function smoothed(values) {
+  const keep = 1 - 1 / Math.max(3, values.length / 40);
+  let [sum, weight] = [0, 0];
+  return values.map((x) => {
+    if (x === null || !Number.isFinite(x)) return x;
+    [sum, weight] = [keep * sum + x, keep * weight + 1];
+    return sum / weight;
+  });
 }
 
 // What was logged in a column, in words.

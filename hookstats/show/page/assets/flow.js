@@ -1,15 +1,30 @@
-// View: how the signal grows or fades with depth, in one step; all layers of the chosen kind in order.
+// View: how the signal grows or fades with depth, in one step: all layers of the chosen kind in order, a
+// line for each type of layer.
 
 const flow = { sites: [], left: 0, width: 1 };
 
+const TYPES = 6; // lines with colours of their own
+
+// [{ type, sites }]: the layers by type, those of which there are most first; few of a kind are one group.
+function typesOf(sites) {
+  const found = new Map();
+  for (const s of sites) {
+    const type = data.sites[s].module ?? "others";
+    found.set(type, [...(found.get(type) ?? []), s]);
+  }
+  const all = [...found].map(([type, members]) => ({ type, sites: new Set(members) })).sort((a, b) => b.sites.size - a.sites.size);
+  if (all.length <= TYPES) return all;
+  return [...all.slice(0, TYPES - 1), { type: "others", sites: new Set(all.slice(TYPES - 1).flatMap(({ sites }) => [...sites])) }];
+}
+
 function drawFlow(canvas, { data, column }) {
   const sites = (flow.sites = sitesOf(chosen.kind));
-  const at = (name, s, t) => (data.seen[s * data.columns + t] && some(data, s * data.columns + t) ? data[name][s * data.columns + t] : NaN);
-  const lines = [
-    { name: "rms", text: `rms, ${stepsOf(data.spans[column])}`, colour: css("--accent"), values: sites.map((s) => at("rms", s, column)), width: 2 },
-    { name: "amax", text: "greatest magnitude", colour: css("--muted"), values: sites.map((s) => at("amax", s, column)), width: 1, dash: [2, 2] },
-    { name: "rms", text: `rms, ${stepsOf(data.spans[0])}`, colour: css("--warning"), values: sites.map((s) => at("rms", s, 0)), width: 1 },
-  ].slice(0, column === 0 ? 2 : 3);
+  const at = (s, t) => (data.seen[s * data.columns + t] && some(data, s * data.columns + t) ? data.rms[s * data.columns + t] : NaN);
+  const lines = typesOf(sites).flatMap((one, n) => {
+    const values = (t) => sites.map((s) => (one.sites.has(s) ? at(s, t) : null));
+    const line = { text: one.type, colour: css(WAYS[n]), values: values(column), width: 2 };
+    return column === 0 ? [line] : [{ ...line, text: null, values: values(0), width: 1, dash: [2, 3] }, line];
+  });
   const frame = logFrame(canvas, 320, lines.flatMap((line) => line.values), Math.min(150, canvas.clientWidth * 0.25));
   if (!frame) return;
   const { context, plot, y } = frame;
@@ -20,13 +35,13 @@ function drawFlow(canvas, { data, column }) {
     if (nonfinite(data, s * data.columns + column) > 0) context.fillRect(x(k) - plot.w / sites.length / 2, plot.y, Math.max(2, plot.w / sites.length), plot.h);
   });
   for (const { values, colour, width, dash } of lines) {
-    context.strokeStyle = colour;
-    context.fillStyle = colour;
+    context.strokeStyle = context.fillStyle = colour;
     context.lineWidth = width;
     context.setLineDash(dash ?? []);
     context.beginPath();
     let on = false;
     values.forEach((value, k) => {
+      if (value === null) return; // of another type: the line goes on
       if (!(value > 0 && value < Infinity)) return (on = false);
       if (on) context.lineTo(x(k), y(value));
       else context.moveTo(x(k) - 1, y(value));
@@ -46,7 +61,8 @@ function drawFlow(canvas, { data, column }) {
     context.globalAlpha = 1;
   }
   const last = ({ values }) => values.findLast((value) => value > 0 && value < Infinity);
-  endLabels(context, lines.map((line) => ({ text: line.text, y: y(last(line) ?? 1), colour: line.colour, strong: line.width > 1 })), plot.x + plot.w + 8, frame.width - plot.x - plot.w - 10, plot.y, plot.y + plot.h);
+  const named = lines.filter((line) => line.text && last(line));
+  endLabels(context, named.map((line) => ({ text: line.text, y: y(last(line)), colour: line.colour, strong: false })), plot.x + plot.w + 8, frame.width - plot.x - plot.w - 10, plot.y, plot.y + plot.h);
   flowNames(context, data, sites, plot, x);
   const scrubber = byId("scrubber");
   Object.assign(scrubber, { max: data.columns - 1, value: column });

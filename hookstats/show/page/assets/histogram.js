@@ -36,7 +36,6 @@ function shareOf(data, shade) {
 }
 
 function describeHistogram({ data, s }, column, y) {
-  if (chartOf("histogram").ridges) return sampleWords(data, column);
   const axis = data.sites[s].axis;
   const bin = Math.min(data.bins - 1, Math.floor((1 - y) * data.bins));
   const part = (position) => axis[0] * Math.sinh(axis[1] + (axis[2] - axis[1]) * position);
@@ -86,7 +85,8 @@ function paintRidges(chart) {
     if (taken.some((other) => Math.abs(other - position) * plot.w < 44)) continue;
     taken.push(position);
     context.fillStyle = css("--muted");
-    context.fillText(number(value), x + position * plot.w, bottom + 2);
+    context.fillRect(x + position * plot.w - 0.5, bottom - 10, 1, 4);
+    context.fillText(number(value), x + position * plot.w, bottom + 4);
   }
   chart.bare = true;
   return null;

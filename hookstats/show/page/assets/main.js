@@ -124,6 +124,13 @@ function listen() {
     chart.ridges = !chart.ridges;
     draw();
   });
+  for (const name of ["smooth", "log"]) {
+    byId(name).addEventListener("click", () => {
+      curves[name] = !curves[name];
+      byId(name).setAttribute("aria-pressed", String(curves[name]));
+      draw(true);
+    });
+  }
   byId("earlier").addEventListener("click", () => choose({ column: clamp(chosen.column - 1, data.columns) }));
   byId("later").addEventListener("click", () => choose({ column: clamp(chosen.column + 1, data.columns) }));
   document.addEventListener("keydown", (e) => {
@@ -177,7 +184,7 @@ function showKinds() {
 }
 
 function showBeside() {
-  byId("beside").hidden = !data.b;
+  byId("beside").hidden = byId("dashes").hidden = !data.b;
   if (!data.b) return;
   const names = besideNames();
   byId("beside").replaceChildren(...["a", "b", "ratio"].map((value) => {

@@ -107,7 +107,7 @@ function showCoverage(data) {
     element("p", {}, `${plural(coverage.steps, "step")} recorded. ` + (whole === coverage.rows.length
       ? `Every one of the ${integer(whole)} watched tensors was observed in every recorded call.`
       : `Of ${integer(coverage.rows.length)} watched tensors, ${integer(whole)} were observed in every recorded call` +
-        `${gaps.length ? `, ${integer(gaps.length)} had gaps` : ""}${never.length ? `, ${integer(never.length)} never came` : ""}.`)),
+        `${gaps.length ? `, ${integer(gaps.length)} had gaps` : ""}${never.length ? `, ${integer(never.length)} belong to modules that were never called` : ""}.`)),
   ];
   if (gaps.length) {
     parts.push(table(["Tensor", "Calls", "Observed", "Missing", "Skipped, and why"], gaps.map((row) => [
@@ -117,7 +117,7 @@ function showCoverage(data) {
   }
   if (never.length) {
     const names = never.map((row) => `${labelOf(row.name)} ${row.kind}`);
-    parts.push(element("details", {}, element("summary", {}, `${plural(never.length, "tensor")} that never came`),
+    parts.push(element("details", {}, element("summary", {}, `${plural(never.length, "tensor")} of modules that were never called`),
       element("ul", {}, ...names.map((name) => element("li", {}, name)))));
   }
   const troubles = Object.entries(coverage.failures).map(([what, why]) => `${what} stopped: ${why}`);

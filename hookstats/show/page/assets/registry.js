@@ -13,12 +13,23 @@ function register(id, title, { canvases, rows, overall = false, of }) {
     button.addEventListener("click", act);
     return button;
   };
-  place.append(
+  const menu = element("details", { class: "menu" }, element("summary", { class: "tool", "aria-label": `Export ${title}` }, "Export"), element("div", {},
     tool("PNG", "Picture", () => savePicture(panels.get(id))),
     tool("CSV", "Numbers", () => saveNumbers(panels.get(id))),
     tool("Link", "Link to this view", (e) => copyLink(id, e.currentTarget)),
-  );
+  ));
+  menu.addEventListener("keydown", (e) => {
+    if (e.key !== "Escape") return;
+    menu.open = false;
+    menu.querySelector("summary").focus();
+  });
+  place.append(menu);
 }
+
+// A menu closes where another place is clicked.
+document.addEventListener("click", (e) => {
+  for (const menu of document.querySelectorAll(".menu[open]")) if (!menu.contains(e.target)) menu.open = false;
+});
 
 function savePicture({ title, canvases, overall, of }) {
   const shown = canvases().filter((canvas) => canvas.width && (canvas.offsetParent !== null || !canvas.isConnected));
