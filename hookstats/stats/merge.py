@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.stats.state import COUNT, IDENTITY, L1, M2, MAX, MEAN, MIN, MOMENTS, TALLIES
+from hookstats.stats.state import COUNT, IDENTITY, M2, MEAN, MOMENT_COLUMNS, MOMENTS, TALLIES
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
+
+_UFUNCS = {"min": np.minimum, "max": np.maximum, "sum": np.add}
 
 
 def merge(
@@ -63,8 +65,9 @@ def _merge_part(
             away[none] = 0.0
         squares = away * away * count + part.arrange(moments[M2])
         merged[M2] = part.reduce(np.add, squares, 0.0)
-        for i, ufunc in ((MIN, np.minimum), (MAX, np.maximum), (L1, np.add)):
-            merged[i] = part.reduce(ufunc, part.arrange(moments[i]), IDENTITY[i])
+        for i, column in enumerate(MOMENT_COLUMNS):
+            if ufunc := _UFUNCS.get(column.merge):
+                merged[i] = part.reduce(ufunc, part.arrange(moments[i]), column.identity)
     merged[:, total[COUNT] == 0] = np.array(IDENTITY)[:, None]
 
 

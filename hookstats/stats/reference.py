@@ -6,7 +6,7 @@ tree, so that the bits do not depend on the device or its threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -48,6 +48,12 @@ _WIDENED = dict.fromkeys(
     (torch.float64, torch.int32, torch.int64, torch.uint32, torch.uint64), torch.float64
 )
 """The dtype in which values are divided by a scale, if not float32 (see csrc/core/dtype.h)."""
+
+_MERGES: dict[str, Callable[..., Tensor]] = {
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "sum": torch.add,
+}
 
 _PIECE = 1 << 22  # elements brought to float64 at a time
 _FLOAT32 = torch.finfo(torch.float32)
@@ -203,9 +209,9 @@ def merge_(moments: Tensor, tallies: Tensor, other_moments: Tensor, other_tallie
     moments[:, state.MEAN] = torch.where(
         n > 0, moments[:, state.MEAN] + delta * share, other_moments[:, state.MEAN]
     )
-    for column, merged in ((state.MIN, torch.minimum), (state.MAX, torch.maximum)):
-        moments[:, column] = merged(moments[:, column], other_moments[:, column])
-    moments[:, state.L1] += other_moments[:, state.L1]
+    for i, column in enumerate(state.MOMENT_COLUMNS):
+        if merged := _MERGES.get(column.merge):
+            moments[:, i] = merged(moments[:, i], other_moments[:, i])
     tallies += other_tallies
 
 
