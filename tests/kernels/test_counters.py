@@ -17,7 +17,7 @@ from hookstats.stats.bins import LogBins
 
 UPDATES = [
     pytest.param(ops.update_, id="op"),
-    pytest.param(on_cuda(ops.update_), id="cuda", occupancy=on_gpu),
+    pytest.param(on_cuda(ops.update_), id="cuda", marks=on_gpu),
     pytest.param(reference.update_, id="reference"),
 ]
 
