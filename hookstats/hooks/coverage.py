@@ -90,6 +90,9 @@ class Coverage:
     budget: dict[str, Any] | None = None
     """With every="auto": the budget's `share`, and its `choices`: each with the `step` from which
     it holds, `every` so many steps, and the share that recording `takes` so. Else None."""
+    evaluations: int = 0
+    """The calls of models that were left out as those of an evaluation though gradients were on, or
+    the model in training mode: no site counts them."""
     unseen: dict[str, str] = field(default_factory=dict)
     """What rules could not look at, or not at all of it, with the reason."""
 

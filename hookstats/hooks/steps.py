@@ -14,6 +14,7 @@ from hookstats.hooks.after_step import AfterStep
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.parameters import Batches, Parameters
+from hookstats.hooks.root_modules import RootModules
 from hookstats.stats.messages import warn
 
 _OPEN_FOR = 200  # steps of an optimizer; those of GANs have fewer for one of the other's
@@ -22,12 +23,18 @@ _OPEN_FOR = 200  # steps of an optimizer; those of GANs have fewer for one of th
 class Optimizers:
     """The optimizers of a watch, which are not kept alive, and those that stepped in the open step.
 
+    All of them step in a step, unless one steps again and the models of the others were not called
+    in between, as where layers are trained one after the other: then that one closes steps alone.
+
     In a backward, optimizers may step on several threads: `note` is called under a lock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roots: RootModules) -> None:
+        self._roots = roots
         self._known: list[weakref.ref[Optimizer]] = []
+        self._models: dict[int, frozenset[int]] = {}  # places of models, by optimizer
         self._stepped = Counter[int]()  # how often, in the open step
+        self._alone = False  # whether an optimizer closed steps alone before
 
     def __len__(self) -> int:
         """How many there were."""
@@ -38,17 +45,40 @@ class Optimizers:
         return filter(None, [known() for known in self._known])
 
     def add(self, optimizer: Optimizer) -> None:
+        self._models[len(self._known)] = self._roots.of(optimizer)
         self._known.append(weakref.ref(optimizer))
 
+    def steps_again(self, optimizer: int) -> bool:
+        """Whether the open step is over before one of them steps, as it did in it, alone."""
+        over = optimizer in self._stepped and self._is_alone(optimizer)
+        self._alone |= over
+        return over
+
+    def _is_alone(self, optimizer: int) -> bool:
+        """Whether only others' models are unlike its own and uncalled since the last step of any
+        optimizer."""
+        own = self._models[optimizer]
+        others = [
+            self._models[i]
+            for i, known in enumerate(self._known)
+            if i not in self._stepped and known() is not None
+        ]
+        return all(
+            models and models.isdisjoint(own) and not self._roots.were_called(models)
+            for models in others
+        )
+
     def note(self, optimizer: int) -> bool:
-        """Note that one of them steps, by its number; whether all have now."""
+        """Note that one of them steps, by its number; whether it closes the step."""
         if len(self._known) == 1:
             return True
         self._stepped[optimizer] += 1
-        if all(i in self._stepped or known() is None for i, known in enumerate(self._known)):
+        is_last = all(i in self._stepped or known() is None for i, known in enumerate(self._known))
+        is_last = is_last or (self._alone and self._is_alone(optimizer))
+        self._roots.forget_calls()
+        if is_last:
             self.begin()
-            return True
-        return False
+        return is_last
 
     def begin(self) -> None:
         """Begin a step, in which none has stepped."""
@@ -75,20 +105,23 @@ class StepHook(Hook):
     Where something is observed after steps, all steps are reported after they are done.
     """
 
-    __slots__ = ("_after", "_after_step", "_batches", "_buffers", "_parameters", "_then")
+    __slots__ = ("_after", "_after_step", "_batches", "_before", "_buffers", "_parameters", "_then")
 
     def __init__(
         self,
         buffers: DoubleBuffer,
         parameters: Parameters,
         after_step: AfterStep,
+        before: Callable[[], None],
         then: Callable[[], None],
         *,
         after: bool,
     ) -> None:
+        """before, then: called before and after this observes anything at a step."""
         self._buffers = buffers
         self._parameters = parameters
         self._after_step = after_step
+        self._before = before
         self._then = then
         self._after = after
         self._batches = Batches()
@@ -101,6 +134,8 @@ class StepHook(Hook):
         after_step = self._after_step
         if not (is_its_time or after_step) or makes_optimizer_state():
             return  # the other hook has this step, or it is no step of the training
+        if is_its_time:
+            self._before()
         if self._buffers.recording:
             if is_its_time:
                 self._parameters.observe(

@@ -32,7 +32,7 @@ from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Incident, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
-from hookstats.stats.messages import error_text, warn
+from hookstats.stats.messages import error_text, say, warn
 from hookstats.watching.loss_graphs import LossGraphs
 from hookstats.watching.observers import Observers
 from hookstats.watching.recorder import Recorder
@@ -88,12 +88,13 @@ class Watch(Unique):
         self._closed = False
         self._discarded = 0
         self._uncounted: dict[str, str] = {}
+        self._told = False
         self._rates: Mapping[str, object] = {}  # of the last step
         self._handles: list[RemovableHandle] = []
         self._toggle = HookToggle()
         self._phases: dict[str, int] = {}
         models = list(models)
-        self._roots = RootModules(models)
+        self._roots = RootModules(models, buffers)
         self._masks = Masks(buffers, settings.mask)
         self._observers = Observers(buffers, settings, sharding)
         self._log = ScalarLog(partial(_has_begun, self._roots, buffers), recorder.submit_scalars)
@@ -103,7 +104,7 @@ class Watch(Unique):
             *(settings.every, settings.budget, monitor, buffers),
             *(lambda: recorder.spent, lambda: recorder.exchange),
         )
-        self._optimizers = Optimizers()
+        self._optimizers = Optimizers(self._roots)
         self._graphs = LossGraphs(models, self._optimizers, recorder.submit_fact)
         try:
             self._attach(models, with_inputs, selection, optimizers)
@@ -126,6 +127,7 @@ class Watch(Unique):
         for name, module in selection.modules.items():
             self._keep(module, self._observers.attach(selection, name))
         self._handles += self._masks.attach_ends(models)
+        self._handles += self._roots.attach_ends()
         for name in selection.parameters:
             self._observers.add_parameter(selection, name)
         for optimizer in optimizers:
@@ -143,14 +145,19 @@ class Watch(Unique):
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         keeps = self if self._recorder.has_readers else None
-        then = partial(_stepped, weakref.ref(self), len(self._optimizers), keeps)
+        about = weakref.ref(self), len(self._optimizers), keeps
+        before, then = partial(_steps, *about), partial(_stepped, *about)
         seen = self._observers
-        step = partial(StepHook, self._buffers, seen.parameters, seen.after_step, then)
+        step = partial(StepHook, self._buffers, seen.parameters, seen.after_step, before, then)
         self._handles += (
             optimizer.register_step_pre_hook(step(after=False)),
             optimizer.register_step_post_hook(step(after=True)),
         )
         self._optimizers.add(optimizer)
+        self.leave_out_evaluation()
+
+    def leave_out_evaluation(self) -> None:
+        """Leave out calls of an evaluation, as where an optimizer closes the steps."""
         self._roots.skips_evaluation = True
         self._buffers.leave_out(self._roots.is_evaluation)
 
@@ -318,6 +325,7 @@ class Watch(Unique):
             stalls=self._buffers.stalls,
             failures=self._uncounted | self._recorder.failures_of_all(),
             budget=self._when.report(),
+            evaluations=self._roots.evaluations,
             unseen={f"the graph of {name}": why for name, why in self._graphs.unseen.items()},
         )
 
@@ -384,6 +392,16 @@ class Watch(Unique):
         self._recorder.close(self.coverage().to_dict())
         self._monitor.raise_pending()
 
+    def _tell_evaluations(self) -> None:
+        """Say once that calls are taken for those of an evaluation, where modes do not tell."""
+        if self._roots.evaluations and not self._told:
+            self._told = True
+            say(
+                f"calls of the model before step {self._step + 1} are taken for an evaluation and "
+                "left out: gradients are off, or it is in eval mode and is trained in training "
+                'mode; `with watch.phase("evaluation")` keeps them'
+            )
+
     def _tell_uncounted(self) -> None:
         """Warn of the modules that compiled code calls, if none of their calls was counted."""
         names = self._observers.uncounted()
@@ -421,6 +439,13 @@ class Watch(Unique):
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("the watch is closed: expected an open one, from another watch()")
+
+    def _steps_with(self, optimizer: int) -> None:
+        """Close the open step if an optimizer that is to step ended it before."""
+        with self._buffers.lock:
+            is_over = self._optimizers.steps_again(optimizer)
+        if is_over:
+            self._close_step()
 
     def _stepped_by(self, optimizer: int) -> None:
         """Note that an optimizer steps; the last one closes the step."""
@@ -465,7 +490,7 @@ class Watch(Unique):
                 self._step += 1
                 if self._log.next <= step:
                     self._log.close(step, {}, is_shown=False)
-                self._roots.called = False
+                self._roots.begin_step()
                 if self._recorded:
                     self._skip(step, error)
         self._recorded = False
@@ -488,7 +513,8 @@ class Watch(Unique):
         self._rates = rates = learning_rates(self._optimizers)
         values = {**rates, **self._cost.since()}
         scalars = self._log.close(step, values, is_shown=recorded and self._recorder.shows(step))
-        self._roots.called = False
+        self._roots.begin_step()
+        self._tell_evaluations()
         if recorded:
             self._record(step, scalars)
         self._step = step + 1  # from now on, the step is closed
@@ -529,6 +555,13 @@ def _attach_point(watch: weakref.ref[Watch], selection: Selection, name: str, po
     found = watch()
     if found is not None and selection.wants(name, point):
         found.attach_point(name + "'" * selection.has(name, parameters=True), point)
+
+
+def _steps(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:
+    """Tell a watch, if there is still one, that an optimizer is to step; as `_stepped`."""
+    found = watch()
+    if found is not None:
+        found._steps_with(optimizer)
 
 
 def _stepped(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:

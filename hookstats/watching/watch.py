@@ -158,6 +158,9 @@ def watch(
 
     Where an optimizer closes the steps, calls while gradients are off and the model (each, if there
     are several) is in eval mode are of an evaluation; they are skipped, and `coverage` counts them.
+    So are calls of a model that is to learn without gradients, in training mode, and calls with
+    gradients, in eval mode, where the last step found it in training mode; a line says so once.
+    The first step whose calls are all like that shows that they are the training.
     ``with w.phase("evaluation"):`` keeps them, apart. Without an optimizer all calls count.
 
     If a module is called several times in a step, its calls are merged, but those with other

@@ -13,6 +13,7 @@ from support.compiled import needs_gradients
 from support.modules import network
 from torch import nn
 from torch.optim import SGD, Optimizer
+from torch.utils.checkpoint import checkpoint
 
 from hookstats.runs.run import open_run
 from hookstats.watching.watch import watch
@@ -73,6 +74,72 @@ def test_what_is_no_evaluation_counts() -> None:
         with torch.no_grad():
             model(torch.ones(2, 3))
         w.step()
+        assert w.latest["0", "output"].count.sum() == 8
+
+
+@pytest.mark.parametrize("how", ["no_grad in training mode", "gradients in eval mode"])
+def test_an_evaluation_that_modes_do_not_tell_is_left_out_and_said(
+    how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer) as w:
+        for _ in range(3):
+            train(model, optimizer)
+            w.log(loss=1)
+            model.train(how == "no_grad in training mode")
+            with torch.set_grad_enabled(how == "gradients in eval mode"):
+                model(torch.full((2, 3), 1e6))
+            w.log(evaluated=2)  # of the step just closed
+            model.train()
+            assert w.latest["0", "output"].count.sum() == 8
+            assert w.latest["", "input"].amax.max() == 1
+            assert w.latest.scalars["evaluated"] == 2
+        with w.phase("evaluation"), torch.no_grad():
+            model(torch.full((2, 3), 1e6))
+        train(model, optimizer)
+        assert w.latest["0", "evaluation:output"].count.sum() == 8
+        coverage = w.coverage()
+    assert coverage.evaluations == 3
+    assert coverage["0", "output"].observed == coverage["0", "output"].forwards == 4
+    assert capsys.readouterr().err.count("are taken for an evaluation") == 1
+
+
+@pytest.mark.parametrize("how", ["in eval mode", "without gradients", "in a checkpoint"])
+def test_a_training_in_the_modes_of_an_evaluation_is_one_from_its_second_step(how: str) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer) as w:
+        if how == "in eval mode":  # as where batch norms are frozen after a while
+            train(model, optimizer)
+            model.eval()
+        for _ in range(3):
+            x = torch.ones(2, 3)
+            if how == "in eval mode":
+                train(model, optimizer)
+            elif how == "without gradients":  # evolution strategies
+                with torch.no_grad():
+                    model(x)
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                optimizer.step()
+            else:
+                loss = checkpoint(model, x.requires_grad_(), use_reentrant=True).sum()
+                loss.backward()
+                optimizer.step()
+            last = w.latest
+        assert last["0", "output"].count.sum() == 8
+        assert w.coverage().evaluations == 1
+
+
+def test_a_call_of_an_evaluation_that_raises_ends(tmp_path: Path) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer) as w:
+        train(model, optimizer)
+        with torch.no_grad(), pytest.raises(RuntimeError, match="shape"):
+            model(torch.ones(2, 4))
+        train(model, optimizer)
         assert w.latest["0", "output"].count.sum() == 8
 
 

@@ -35,6 +35,42 @@ def test_several_optimizers_close_a_step_together() -> None:
     assert observed[2]["2.weight", "param_grad"] == 1
 
 
+@pytest.mark.parametrize("directly", [False, True])
+def test_models_that_are_trained_one_after_the_other_have_their_steps(directly: bool) -> None:
+    layers = [nn.Linear(3, 3) for _ in range(2)]
+    optimizers = [SGD(layer.parameters(), lr=0.1) for layer in layers]
+    records: list[StepRecord] = []
+    with watch(layers, optimizers, sinks=[records.append]) as w:
+        x = torch.randn(2, 3)
+        for layer, optimizer in zip(layers, optimizers, strict=True):
+            for _ in range(4):
+                (layer.forward(x) if directly else layer(x)).square().sum().backward()
+                optimizer.step()
+            x = (layer.forward(x) if directly else layer(x)).detach()
+        assert w.latest.step == 7
+    for step, record in enumerate(records):
+        found = zip(record.keys(), record.observed.tolist(), strict=True)
+        gradients = {name: n for (name, kind), n in found if kind == "param_grad"}
+        name = "01"[step // 4]
+        assert gradients == {f"{name}.weight": 1, f"{name}.bias": 1}
+
+
+@pytest.mark.parametrize("critics", [1, 5])
+def test_models_that_train_each_other_close_a_step_together(critics: int) -> None:
+    generator, critic = network(), nn.Linear(2, 1)
+    first, second = SGD(critic.parameters(), lr=0.1), SGD(generator.parameters(), lr=0.1)
+    with watch([generator, critic], [first, second]) as w:
+        for _ in range(3):
+            for _ in range(critics):
+                fake = generator(torch.randn(4, 3)).detach()
+                critic(fake).sum().backward()
+                first.step()
+            critic(generator(torch.randn(4, 3))).sum().backward()
+            second.step()
+        assert w.open_step == 3
+        assert w.latest["1.weight", "param_grad"] is not None
+
+
 def test_an_optimizer_that_never_steps_is_named() -> None:
     model = network()
     first, second = SGD(model[0].parameters(), lr=0.1), Adam(model[2].parameters(), lr=0.1)
