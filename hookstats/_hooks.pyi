@@ -15,6 +15,7 @@ class DoubleBuffer:
     skips_evaluation: bool
     phase: int
     front: int
+    clock: int
     @property
     def seconds(self) -> float: ...
     def __init__(self, kernels: dict[str, int]) -> None: ...

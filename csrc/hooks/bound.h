@@ -34,12 +34,14 @@ struct Bound {
   std::array<State, 2> states;
   std::array<at::Tensor, 2> calls;
   std::optional<std::array<at::Tensor, 2>> occupancy;
-  std::array<int64_t*, 2> call_counts{};
+  std::array<int64_t*, 2> call_counts{};  // into `calls`
   std::vector<float> tensor_edges{}, channel_edges{};
   bool masked = false;  // whether the views in `params` are of a mask
 
-  void count_accumulated(size_t front) {
-    ++*call_counts[front];
+  // `clock`: of the double buffer, which tells in what order sites first ran in a step.
+  void count_accumulated(size_t front, int64_t& clock) {
+    int64_t* const counts = call_counts[front];
+    if (counts[0]++ == 0) counts[1] = ++clock;
     if (int64_t* const occupancy_of = params[front].tensor_occupancy) ++occupancy_of[0];
   }
 };

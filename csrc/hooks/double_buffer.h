@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -114,6 +115,8 @@ struct DoubleBuffer {
   // Which hooks handle calls now: those of training, 0, or of a phase that was entered.
   std::atomic<int> phase{0};
   int front = 0;  // the buffer to fill; guarded by the mutex
+  // Counts the first tensors of sites in steps, in order; guarded by the mutex.
+  int64_t clock = 0;
 
   // Of the calls under way on this thread; null where there is none. Callers hold the mutex.
   std::shared_ptr<const Mask> mask() const {

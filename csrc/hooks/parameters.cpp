@@ -83,7 +83,7 @@ bool Parameters::collect(const py::list& groups, const std::optional<at::Tensor>
       const at::Tensor& value = THPVariable_Unpack(parameter);
       at::Tensor gradient = entry.gradient ? value.grad() : at::Tensor();
       if (entry.value && !entry.value->disabled && !accumulated(*entry.value, value)) return false;
-      if (gradient.defined() && !entry.gradient->disabled) {
+      if (gradient.defined()) {
         if (!accumulated(*entry.gradient, gradient)) return false;
         if (scale && scale->device() != gradient.device()) return false;
       }

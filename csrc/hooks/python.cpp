@@ -93,6 +93,7 @@ PYBIND11_MODULE(_hooks, m) {
       .def_property(
           "front", [](const DoubleBuffer& a) { return a.front; },
           [](DoubleBuffer& a, int front) { a.front = front; })
+      .def_readwrite("clock", &DoubleBuffer::clock)
       .def(
           "set_mask",
           [](DoubleBuffer& a, const std::optional<at::Tensor>& mask) {

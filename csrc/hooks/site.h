@@ -54,9 +54,9 @@ class Site {
   void count_gradient(bool first, const std::optional<std::string>& reason, bool whole);
 
   // From now on, tensors of this shape, dtype and device go into `states` (by buffer), and `calls`,
-  // int64 [1] by buffer, counts them. Python keeps tensors of devices without kernels. `occupancy`
-  // has the rows of the bitmap (core/occupancy.h) of the counts in `states`, by buffer, if there
-  // are any.
+  // int64 [2] by buffer, counts them, and has when the first one came, by the double buffer's
+  // clock. Python keeps tensors of devices without kernels. `occupancy` has the rows of the bitmap
+  // (core/occupancy.h) of the counts in `states`, by buffer, if there are any.
   void set_plan(const at::Tensor& x, std::optional<int64_t> channel_dim,
                 std::array<State, 2> states, std::array<at::Tensor, 2> calls,
                 const std::optional<std::array<at::Tensor, 2>>& occupancy);
@@ -87,7 +87,9 @@ class Site {
   // alive.
   const UpdateParams& prepare(const at::Tensor& x, const Mask* mask = nullptr);
   void accumulate(const UpdateParams& prepared);
-  void count_accumulated() { bound_->count_accumulated(static_cast<size_t>(buffer_->front)); }
+  void count_accumulated() {
+    bound_->count_accumulated(static_cast<size_t>(buffer_->front), buffer_->clock);
+  }
 
   // Counts a gradient that arrived and accumulates it; `first`: no other gradient arrived for its
   // tensor; `mask`: that of the call which had the tensor, or null. Call it without the lock and

@@ -13,7 +13,7 @@ from hookstats.buffers.device import Drained, Part
 from hookstats.buffers.lock import lock
 from hookstats.records.merge import joined
 from hookstats.records.record import SiteInfo, StepRecord, Table
-from hookstats.records.sparse import Int64, SparseCounts
+from hookstats.records.sparse import Int64, SparseCounts, rows_of
 from hookstats.stats.bins import Bins
 from hookstats.stats.merge import joined_rows, offsets_of
 from hookstats.stats.state import identity_moments, identity_tallies
@@ -40,12 +40,20 @@ class ClosedStep:
         self,
         infos: tuple[SiteInfo, ...],
         parts: Sequence[Part],
+        order: Int64,
+        unread: tuple[str, ...],
         bins: Bins | None,
         channel_bins: Bins | None,
     ) -> None:
-        """infos: what is said of the double buffer's sites now; it may change later."""
+        """infos: what is said of the double buffer's sites now; it may change later.
+
+        order: int64, when each site ran first in the step, by index in the double buffer; 0 where
+        compiled graphs alone did. unread: as `StepRecord.unread`.
+        """
         self._infos = infos
         self._parts = parts
+        self._order = order
+        self._unread = unread
         self._bins = bins
         self._channel_bins = channel_bins
         self._drained: list[tuple[Drained, Tensor] | None] = [None] * len(parts)
@@ -97,8 +105,9 @@ class ClosedStep:
         if len(found) < len(self._parts):
             raise RuntimeError("the step was given up before it was drained")
         infos, parts = self._infos, self._parts
+        order = _joined([part.ranges.sites for part in parts])
         if len(parts) > 1:  # with one part, rows are in the order of `infos`
-            infos = tuple([infos[site] for part in parts for site in part.ranges.sites])
+            infos = tuple([infos[site] for site in order])
         observed = _joined(
             [
                 part.observed(accumulated)
@@ -111,7 +120,12 @@ class ClosedStep:
         seen = observed > 0
         if not seen.all():
             tensors, rows = _chosen(tensors, seen), _chosen(rows, np.repeat(seen, channels))
-            infos, observed = tuple(compress(infos, seen)), observed[seen]
+            infos, observed, order = tuple(compress(infos, seen)), observed[seen], order[seen]
+        places = _places(self._order, order)
+        if places is not None:
+            ends = np.cumsum([0, *(site.channels for site in infos)])
+            tensors, rows = tensors.chosen(places), rows.chosen(rows_of(ends, places))
+            infos, observed = tuple([infos[i] for i in places.tolist()]), observed[places]
         record = StepRecord(
             step=step,
             rank=rank,
@@ -121,12 +135,28 @@ class ClosedStep:
             channels=rows,
             bins=self._bins,
             channel_bins=self._channel_bins,
+            unread=self._unread,
         )
         return record if len(parts) < 2 else joined(record)
 
 
 # Few calls of NumPy and torch: every long call releases the GIL, which the training has to yield to
 # get it back.
+
+
+def _places(order: Int64, sites: Int64) -> Int64 | None:
+    """The places of sites in the order in which these ran; None if they stand in it.
+
+    A site that ran in compiled graphs alone stands behind the site before it.
+
+    order: by site, when it ran; 0: unknown. sites: by index there.
+    """
+    if not order.all():
+        known = np.maximum.accumulate(np.where(order > 0, np.arange(len(order)), 0))
+        order = order[known]
+    ran = order[sites]
+    is_sorted = (ran[1:] > ran[:-1]) | ((ran[1:] == ran[:-1]) & (sites[1:] > sites[:-1]))
+    return None if is_sorted.all() else np.lexsort((sites, ran))
 
 
 def _joined(parts: Sequence[Int64]) -> Int64:

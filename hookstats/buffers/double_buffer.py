@@ -40,10 +40,11 @@ _HOST = torch.device("cpu")
 class _PythonHalf:
     """What `_hooks.DoubleBuffer` has for the Python hooks, too."""
 
-    __slots__ = ("front",)
+    __slots__ = ("clock", "front")
 
     def __init__(self) -> None:
         self.front = 0
+        self.clock = 0
 
 
 class _Placed:
@@ -94,8 +95,11 @@ class DoubleBuffer:
         self._placed: list[_Placed] = []
         self._infos: tuple[SiteInfo, ...] | None = None  # those of `_placed`, until one changes
         self._ranges: tuple[int, list[Ranges]] = 0, []  # of so many sites
-        # By site: the number of tensors that were accumulated, not counting graphs.
-        self._calls = Rows([zeros(1, _HOST)], is_double=False)
+        # By site: the number of tensors that were accumulated, not counting graphs, and when the
+        # first of them came, by a clock that ticks with the first tensor of a site in a step.
+        self._calls = Rows([zeros(2, _HOST)], is_double=False)
+        self.unread: list[str] = []
+        """The parameters whose gradients came in the open step, and could not be read."""
         self.is_evaluation: Callable[[], bool] = lambda: False
         """Whether a module's call is one of an evaluation now, which is left out."""
         self.stalls = 0
@@ -223,11 +227,20 @@ class DoubleBuffer:
         """Whether hooks accumulated any tensor into the open step; waits for nothing."""
         return bool(self._counted().any())
 
+    def tick(self) -> int:
+        """When the first tensor of a site comes in the open step; called under the lock."""
+        self._half.clock += 1
+        return self._half.clock
+
     def _counted(self) -> Int64:
         """int64 [sites]: how many tensors were accumulated into the open step, graphs aside."""
+        return self._calls_and_order()[:, 0]
+
+    def _calls_and_order(self) -> Int64:
+        """int64 [sites, 2]: the same, and when the first of them came; 0 without any."""
         (blocks,) = self._calls.first(len(self._placed), 0)
-        counted: Int64 = np.concatenate([block.numpy() for block in blocks] or [_NO_CALLS])[:, 0]
-        return counted
+        found: Int64 = np.concatenate([block.numpy() for block in blocks] or [_NO_CALLS])
+        return found
 
     def is_captured(self) -> bool:
         """Whether work on one of the devices now becomes part of a graph, such as a CUDA graph."""
@@ -258,9 +271,10 @@ class DoubleBuffer:
                 return self._close()
 
     def _close(self) -> ClosedStep:
-        counted = self._counted()
+        counted, order = self._calls_and_order().T
         parts = [r.buffer.close(self.front, r, counted) for r in self.ranges()]
-        closed = ClosedStep(self.infos(), parts, self.bins, self.channel_bins)
+        unread, self.unread = tuple(self.unread), []
+        closed = ClosedStep(self.infos(), parts, order, unread, self.bins, self.channel_bins)
         self._calls.clear(len(self._placed), 0)
         closed.drain_host()
         self._lent = weakref.ref(closed), closed.loan
@@ -284,6 +298,7 @@ class DoubleBuffer:
             ranges.buffer.graphs.empty()
             ranges.buffer.clear(ranges, self.front)
         self._calls.clear(len(self._placed), 0)
+        self.unread = []
         self.closed += 1
         self.guard.mend()
 
@@ -320,7 +335,7 @@ def _nobody() -> None:
     """The step that a buffer is lent to which is not lent."""
 
 
-_NO_CALLS = np.zeros((0, 1), np.int64)
+_NO_CALLS = np.zeros((0, 2), np.int64)
 
 
 class Stuck(Exception):
@@ -340,7 +355,7 @@ class Accumulator:
         calls: Tensor,
         occupancy: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """calls: int64 [1], the site's count of tensors."""
+        """calls: int64 [2], the site's count of tensors, and when the first one came."""
         self._buffers = buffers
         self._index = index
         self._states = states
@@ -366,6 +381,8 @@ class Accumulator:
 
     def count(self) -> None:
         """Count a tensor that was accumulated."""
+        if not self._count[0]:
+            self._count[1] = self._buffers.tick()
         self._count[0] += 1
 
     def graph_state(self, site: GraphSite) -> GraphState:

@@ -5,7 +5,9 @@ accumulated over micro-batches and reduced over ranks, whatever computed it and 
 call of `update_many_` accumulates the gradients of all parameters of the optimizer.
 
 - A gradient counts once per step of its optimizer. A gradient that is None is missing, or skipped
-  if the parameter is frozen; a sparse gradient is skipped.
+  if the parameter is frozen. Complex numbers are pairs of reals, sparse gradients their values; on
+  a device only if these are coalesced, since to coalesce them waits for the device. Where a
+  gradient cannot be read, the step has no norm of the gradients.
 - Gradients are unscaled. Under a `torch.amp.GradScaler` most optimizers get unscaled gradients, and
   the scaler does not call their `step` if a gradient is not finite. This step then stays open, and
   the next one has the outputs and their gradients of both iterations, unless `Watch.step` closes
@@ -81,10 +83,11 @@ class Parameters:
             batches.let_go()  # of what an interrupt of the last call left
             try:
                 batches.native = self._buffers.native_parameters()
+                came: list[tuple[Site, bool]] = []
                 for parameter in chain.from_iterable(groups):
                     found = self._by_id.get(id(parameter))
                     if found is not None and found.tensor() is parameter:
-                        _collect(found, parameter, batches, scaled=scale is not None)
+                        came += _collect(found, parameter, batches, scaled=scale is not None)
                     else:
                         found = None
                     if is_flattened(parameter):
@@ -92,6 +95,7 @@ class Parameters:
                     if batches.native is not None:
                         _hand_on(found, parameter, batches.native)
                 batches.accumulate(self._buffers.front, scale)
+                self._buffers.unread += [s.name for s, is_read in came if s.error or not is_read]
             finally:
                 batches.let_go()
 
@@ -138,23 +142,37 @@ class WatchedParameter(NamedTuple):
 
 def _collect(
     watched: WatchedParameter, parameter: Tensor, batches: Batches, *, scaled: bool
-) -> None:
+) -> list[tuple[Site, bool]]:
+    """Add a parameter to the batches; the site of its gradient if one came, and whether it can be
+    read."""
     length = own_length(parameter, filter(None, (watched.value, watched.gradient)))
     if length == 0:
-        return
+        return []
     if watched.value is not None:
         batches.add(watched.value.at(parameter), parameter, scaled=False, length=length)
-    gradient = parameter.grad
     if watched.gradient is None:
-        return
+        return []
+    gradient = None if parameter.grad is None else _dense(parameter.grad)
     site = watched.gradient.at(parameter if gradient is None else gradient)
     if gradient is not None:
         site.counts.backwards += 1
-        batches.add(site, gradient, scaled=scaled, length=length)
-    elif not parameter.requires_grad:
-        site.counts.skip(reasons.NO_GRADIENT)
-    else:
+        reason = batches.add(site, gradient, scaled=scaled, length=length)
+        return [(site, reason in (None, reasons.EMPTY_SHARD))]
+    if parameter.requires_grad:
         site.counts.missing += 1
+    else:
+        site.counts.skip(reasons.NO_GRADIENT)
+    return []
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """The gradient, or the values of a sparse one as one row, if getting them does not wait."""
+    if gradient.layout is not torch.sparse_coo or not (gradient.is_cpu or gradient.is_coalesced()):
+        return gradient
+    try:
+        return gradient.detach().coalesce().values().reshape(1, -1)
+    except Exception:  # no memory: the gradient is skipped as sparse
+        return gradient
 
 
 def own_length(parameter: Tensor, of: Iterable[Widths]) -> int | None:
@@ -205,20 +223,25 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
         batch = self[key] = _Batch()
         return batch
 
-    def add(self, site: Site, tensor: Tensor, *, scaled: bool, length: int | None = None) -> None:
-        """Have `accumulate` take `tensor` and count it, or skip it; `length`: of its elements, the
-        first ones alone."""
+    def add(
+        self, site: Site, tensor: Tensor, *, scaled: bool, length: int | None = None
+    ) -> str | None:
+        """Have `accumulate` take `tensor` and count it, or skip it and return the reason.
+
+        length: of its elements, the first ones alone.
+        """
         if length is not None and length < tensor.numel():
             tensor = tensor.detach()[:length]
         found = site.prepare(tensor)
         if isinstance(found, str):
             site.counts.count(found)
-            return
+            return found
         x, accumulator, channel_dim = found
         batch = self[x.device, channel_dim, scaled]
         batch.sites.append(site)
         batch.accumulators.append(accumulator)
         batch.tensors.append(x)
+        return None
 
     def accumulate(self, front: int, scale: Tensor | None) -> None:
         """Accumulate the added tensors into the buffer `front`."""

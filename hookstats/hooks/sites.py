@@ -205,6 +205,8 @@ class Site:
                 if isinstance(found, str):
                     return found
                 last = found
+            if x.is_complex():
+                x = torch.view_as_real(x.detach().resolve_conj())
             return x, last.accumulator, last.channel_dim
         except Exception as error:
             return self.fail(tensor, error)
@@ -239,6 +241,8 @@ class Site:
         """
         if self.error is not None:
             return reasons.DISABLED
+        if dtype.is_complex:
+            return f"dtype {short(dtype)}"
         known = self._accumulators.get(device)
         if known is not None and known.is_traced() and len(known.info.shape) == len(shape):
             # The site has several graphs, and a record cannot know which of them ran.
@@ -262,7 +266,7 @@ class Site:
         if isinstance(found, str):
             return found
         channel_dim = found.info.channel_dim
-        if self.native is not None:
+        if self.native is not None and not x.is_complex():
             found.set_plan(self.native, x, channel_dim)
         self._last = _Place(x.shape, x.dtype, x.device, found, channel_dim, placements)
         return self._last
@@ -340,15 +344,21 @@ def _fits(mask: Tensor, x: Tensor, channel_dim: int | None) -> bool:
 def channels_of(
     rule: Rule, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[int | None, int] | str:
-    """The channel dimension and the number of channels of such tensors, or why to skip them."""
-    takes = dtype.is_floating_point or isinstance(rule, WithIntegers)
-    if not takes or dtype not in DTYPES:
+    """The channel dimension and the number of channels of such tensors, or why to skip them.
+
+    Complex numbers are pairs of reals, which the dimensions do not count.
+    """
+    has_channels = dtype.is_floating_point or dtype.is_complex
+    takes = has_channels or isinstance(rule, WithIntegers)
+    if not takes or not (dtype in DTYPES or dtype.is_complex):
         return f"dtype {short(dtype)}"
     if device.type == "meta":
         return reasons.META
     ndim = len(shape)
-    dim = rule(ndim) if dtype.is_floating_point else None
+    dim = rule(ndim) if has_channels else None
     if dim is not None and not -ndim <= dim < ndim:
         return f"no dimension {dim}"
+    if dim is not None and dtype.is_complex:
+        dim %= ndim
     channels = 1 if dim is None else shape[dim]
     return reasons.NO_CHANNELS if channels == 0 else (dim, channels)

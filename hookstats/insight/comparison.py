@@ -14,7 +14,7 @@ import numpy as np
 
 from hookstats.records import difference
 from hookstats.records.difference import STATISTICS, Comparison, Difference, Side
-from hookstats.records.keys import Key, label
+from hookstats.records.keys import InOrder, Key, label
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs import selections
 from hookstats.runs.arrays import numbers
@@ -262,21 +262,24 @@ def comparisons(a: Run, b: Run, steps: Iterable[int], rtol: float = 0.0) -> Iter
         ValueError: rtol is not 0 or more, or a part is damaged.
     """
     keys: dict[Key, int] = {}
+    order = InOrder[int]()  # of their numbers
     with_channels = set(a.steps_with_channels).intersection(b.steps_with_channels)
     readers = _Reader(a), _Reader(b)
 
     def compared(several: list[int]) -> Comparison:
         tables = [reader.rows(several) for reader in readers]
-        sites = [selections.site_numbers(table, keys) for table in tables]
+        sites = [selections.site_numbers(table, keys, order) for table in tables]
+        named, ordered = list(keys), list(order)
+        place = np.argsort(ordered)
         of_a, of_b = (
             _side(
                 run,
                 table,
-                np.searchsorted(several, numbers(table.column("step"))) * len(keys) + site,
+                np.searchsorted(several, numbers(table.column("step"))) * len(keys) + place[site],
             )
             for run, table, site in zip((a, b), tables, sites, strict=True)
         )
-        return difference.differences(several, list(keys), of_a, of_b, rtol)
+        return difference.differences(several, [named[i] for i in ordered], of_a, of_b, rtol)
 
     pending: list[int] = []
     for step in steps:

@@ -1,8 +1,7 @@
 """From layer to layer: the first non-finite tensor, growth with depth, gradient to weight.
 
-The sites of a record are in the order in which they were first observed in the run. Within a step
-that is the order of execution: outputs in forward order, gradients in backward order, parameters
-last.
+The sites of a record are in the order in which they first ran in its step: outputs in forward
+order, gradients in backward order, parameters last.
 """
 
 from __future__ import annotations

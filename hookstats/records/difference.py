@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.keys import Key
+from hookstats.records.keys import InOrder, Key
 from hookstats.records.record import StepRecord, Table
 from hookstats.records.sparse import Float64, Int64, SparseCounts, rows_of
 from hookstats.records.weighing import estimated
@@ -123,15 +123,14 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
     """
     if a.channels is None or b.channels is None:
         a, b = a.without_channels(), b.without_channels()
-    numbers: dict[Key, int] = {}
-    of_a, of_b = _side(a, numbers), _side(b, numbers)
-    return differences([a.step], list(numbers), of_a, of_b, rtol)
+    numbers = {key: i for i, key in enumerate(InOrder((a, b)))}
+    return differences([a.step], list(numbers), _side(a, numbers), _side(b, numbers), rtol)
 
 
 def _side(record: StepRecord, numbers: dict[Key, int]) -> Side:
-    """A record as a side; `numbers` gets the sites that are new."""
+    """A record as a side; numbers: of all sites."""
     return Side(
-        np.array([numbers.setdefault(key, len(numbers)) for key in record], np.int64),
+        np.array([numbers[key] for key in record], np.int64),
         np.array([site.channels for site in record.sites], np.int64),
         np.array([site.dtype for site in record.sites], object),
         record.observed,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from hookstats.stats.printable import printable
 
@@ -117,6 +117,40 @@ def site_name(name: str, names: Container[str]) -> str:
         while name in names:
             name += "'"
     return name
+
+
+_T = TypeVar("_T", bound=Hashable)
+
+
+class InOrder(Generic[_T]):
+    """What several steps or ranks have, in one order of execution."""
+
+    def __init__(self, several: Iterable[Iterable[_T]] = ()) -> None:
+        """several: what each has, in its order."""
+        self._items: list[_T] = []
+        self._known: set[_T] = set()
+        for one in several:
+            self.add(one)
+
+    def add(self, one: Iterable[_T]) -> None:
+        """Add what is new in a step or rank: each item right behind the one before it there, or
+        before the first one that is known; last where none is."""
+        items, known, one = self._items, self._known, list(one)
+        first = next((item for item in one if item in known), None)
+        place = len(items) if first is None else items.index(first)
+        before: _T | None = None
+        for item in one:
+            if item in known:
+                before = item
+                continue
+            if before is not None:
+                place, before = items.index(before) + 1, None
+            items.insert(place, item)
+            known.add(item)
+            place += 1
+
+    def __iter__(self) -> Iterator[_T]:
+        return iter(self._items)
 
 
 def label(name: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +23,8 @@ def gradient_norm(record: StepRecord) -> float | None:
     """The L2 norm of the watched parameters' gradients, as the optimizer was about to use them.
 
     So it is that after clipping. NaN where a gradient has a NaN, infinity where one has an infinity
-    and none a NaN; None where the record has no gradients of parameters. A record of one rank has
-    the gradients, or the shards of these, that the rank has.
+    and none a NaN; None where the record has no gradients of parameters, or lacks one that came.
+    A record of one rank has the gradients, or the shards of these, that the rank has.
     """
     return GradientNorm()(record)
 
@@ -39,7 +41,7 @@ class GradientNorm:
         """See `gradient_norm`."""
         if record.sites != self._sites:
             self._gradients, self._sites = _gradients(record.sites), record.sites
-        if not len(self._gradients):
+        if not len(self._gradients) or record.unread:
             return None
         tensors = record.tensors
         moments, tallies = [x[:, self._gradients] for x in (tensors.moments, tensors.tallies)]
@@ -65,6 +67,14 @@ def has_parts(sites: tuple[SiteInfo, ...]) -> bool:
         if layout is not None
         for axis, placement in zip(layout.axes, layout.placements, strict=True)
     )
+
+
+def unread(coverage: Mapping[str, Any] | None) -> list[str]:
+    """The parameters of a run with gradients that came and could not be read, as its coverage says:
+    without these there is no norm."""
+    rows = [] if coverage is None else coverage["rows"]
+    came = [row for row in rows if row["kind"] == "param_grad" and row["backwards"]]
+    return [row["name"] for row in came if not row["observed"]]
 
 
 def _gradients(sites: tuple[SiteInfo, ...]) -> Int64:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hookstats.records.keys import PARAMETER_KINDS, Key, plain_kind
+from hookstats.records.keys import PARAMETER_KINDS, InOrder, Key, plain_kind
 from hookstats.records.layout import REPLICATE, UNKNOWN, Layout, shard_dim
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64
@@ -61,9 +60,10 @@ class _Part(NamedTuple):
 def place(records: Sequence[Sites]) -> Placement:
     """Where the sites of records go, which are in order of rank.
 
-    Targets are in order of rank and of first observation.
+    Targets are in order of execution.
     """
-    found: dict[Key, list[_Part]] = defaultdict(list)
+    keys = InOrder([(site.name, site.kind) for site in sites] for sites in records)
+    found: dict[Key, list[_Part]] = {key: [] for key in keys}
     for record, sites in enumerate(records):
         for site, info in enumerate(sites):
             found[info.name, info.kind].append(_Part(record, site, info))

@@ -76,6 +76,7 @@ def _merged(records: Sequence[StepRecord], placement: Placement) -> StepRecord:
         ),
         bins=first.bins,
         channel_bins=first.channel_bins,
+        unread=tuple(dict.fromkeys(name for record in records for name in record.unread)),
     )
 
 

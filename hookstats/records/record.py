@@ -82,10 +82,11 @@ class StepRecord(Mapping[Key, ChannelStats]):
 
     ``rank`` is the rank that observed it; None for the whole model, merged from several ranks.
 
-    With S sites: ``sites`` S entries in order of first observation; ``observed`` int64 [S], calls
-    merged into each; ``tensors`` a row for each site, the statistics of the whole tensor, with
-    histograms on ``bins``; ``channels`` a row for each channel, one site after the other, with
-    histograms on ``channel_bins``; None where the channels of the step were not kept.
+    With S sites: ``sites`` S entries, in the order in which they first ran in the step;
+    ``observed`` int64 [S], calls merged into each; ``tensors`` a row for each site, the statistics
+    of the whole tensor, with histograms on ``bins``; ``channels`` a row for each channel, one site
+    after the other, with histograms on ``channel_bins``; None where the channels of the step were
+    not kept.
     The arrays are shared, not copied: read them, never write to them.
     ``scalars`` has the numbers of the step by name: what the training logged, learning rates as
     "lr/0", "grad_norm" (see `norms.gradient_norm`), "steps_per_second".
@@ -106,6 +107,8 @@ class StepRecord(Mapping[Key, ChannelStats]):
     scalars: Mapping[str, float] = field(default_factory=dict)
     known_dead: Int64 | None = None
     """int64 [S]: what `dead` was where the channels were not kept; -1 and None: unknown."""
+    unread: tuple[str, ...] = ()
+    """The parameters whose gradients came and could not be read; runs do not keep it."""
 
     def complete(self, scalars: Mapping[str, float]) -> None:
         """Replace `scalars`: some are logged after the step was closed."""
@@ -184,7 +187,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
         return len(self.sites)
 
     def __iter__(self) -> Iterator[Key]:
-        """(name, kind) of every site, in order of first observation."""
+        """(name, kind) of every site, in order of execution."""
         return iter(self._index)
 
     def __repr__(self) -> str:

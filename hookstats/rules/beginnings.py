@@ -232,7 +232,8 @@ class Untrained(Rule):
     numbers) are trained both before and after it, else a note, as in fine-tuning. A parameter of an
     optimizer that had no gradient in the first `steps` steps, though others had one and its module
     was called, gives a warning, and so does one that had a gradient in each step before, and none
-    in the last `gone`, while its module is called. There is one alert per reason, about the first
+    in the last `gone`, while its module is called; a gradient that came and could not be read is
+    none of these. There is one alert per reason, about the first
     parameter. The alert's value is their number.
     """
 
@@ -260,6 +261,7 @@ class Untrained(Rule):
             name
             for name in history.gone("param_grad", self.gone, after=16)
             if (name.rpartition(".")[0], "output") in history.sites.at
+            and name not in history.unread
         ]
         if gone and any(kind == "param_grad" for _, kind in record):
             says = f"no longer comes{_more(gone)}: it came in each step until {self.gone} steps ago"
@@ -325,6 +327,7 @@ class Untrained(Rule):
             and (w.group is not None or not setup.groups)
             and not history.knows((w.name, "param_grad"))
             and history.knows((w.name.rpartition(".")[0], "output"))
+            and w.name not in history.unread
         ]
         if names:
             says = f"never came{_more(names)}, though its module was called"

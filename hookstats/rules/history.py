@@ -122,6 +122,8 @@ class History:
         """The greatest value of each scalar before the newest one."""
         self.first: dict[str, list[float]] = defaultdict(list)
         """The first values of each scalar, 16 at most."""
+        self.unread: set[str] = set()
+        """The parameters with gradients that came, and could not be read."""
         self.sites = Sites(())
         """The sites of this step, with what follows from them."""
         self.columns: Callable[[str], NDArray[Any]]
@@ -227,6 +229,7 @@ class History:
                 self.sites = Sites(())
                 raise
         self._record = record
+        self.unread.update(record.unread)
         self.pushed += 1
         if self.pushed > 1:
             self.past_steps = [*self.past_steps[-WINDOW:], self.step]

@@ -46,13 +46,18 @@ class Monitor:
         rules: "default", or some rules; see `Rules`.
         setup: what training begins with; without it, rules that need it say nothing.
         interval: seconds; 0 to look at all recorded steps.
+        unread: see `History.unread`.
 
     Raises:
         ValueError: rules stands for no rules.
     """
 
     def __init__(
-        self, rules: Rules = "default", setup: Setup | None = None, interval: float = INTERVAL
+        self,
+        rules: Rules = "default",
+        setup: Setup | None = None,
+        interval: float = INTERVAL,
+        unread: Iterable[str] = (),
     ) -> None:
         self.alerts: list[Alert] = []
         """All alerts so far."""
@@ -67,6 +72,7 @@ class Monitor:
         self._rules = list(as_rules(rules))
         self._retries = Retries(self.failures)
         self._history = History(setup)
+        self._history.unread.update(unread)
         self._interval = interval
         self._looked = -np.inf  # when tensors were looked at last
         self._bad_steps = 0  # how many steps in a row had non-finite values

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from hookstats.records.alerts import Alert
+from hookstats.records.norms import unread
 from hookstats.records.record import StepRecord
 from hookstats.rules.defaults import Rules
 from hookstats.rules.monitor import Monitor
@@ -24,7 +25,8 @@ class Replay:
     """
 
     def __init__(self, run: Run, rules: Rules) -> None:
-        self.monitor = Monitor(rules, Setup.from_header(run.header), interval=0)
+        setup = Setup.from_header(run.header)
+        self.monitor = Monitor(rules, setup, interval=0, unread=unread(run.coverage))
         """What was found: its `alerts` and `failures`."""
         self._run = run
         self._examined = -1  # the last recorded step that the rules saw

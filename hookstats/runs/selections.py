@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.keys import Key, finder, hint
+from hookstats.records.keys import InOrder, Key, finder, hint
 from hookstats.records.record import SiteInfo, StepRecord, Table
 from hookstats.records.sparse import Int64, SparseCounts, rows_of
 from hookstats.runs.arrays import numbers
@@ -223,13 +223,15 @@ def select(parts: Parts, records: MergedRecords, folder: str, choose: Choose) ->
     return OfRecords(parts, records, folder, choose)
 
 
-def site_numbers(table: Any, keys: dict[Key, int]) -> Int64:
+def site_numbers(table: Any, keys: dict[Key, int], order: InOrder[int] | None = None) -> Int64:
     """int64 [rows]: the numbers that the sites of rows have in `keys`.
 
-    New sites are numbered there, in the order in which they come.
+    New sites are numbered there, in the order in which they come, and their numbers are added to
+    `order`, as they stand in their steps.
 
-    table: a pyarrow.Table with the columns "site" and "kind".
+    table: a pyarrow.Table with the columns "site" and "kind", and with `order` "step".
     """
+    known = len(keys)
     site, kind = (one_chunk(table.column(name)) for name in ("site", "kind"))
     names, kinds = site.dictionary.to_pylist(), kind.dictionary.to_pylist()
     codes = numbers(site.indices).astype(np.int64) * max(1, len(kinds)) + numbers(kind.indices)
@@ -241,6 +243,10 @@ def site_numbers(table: Any, keys: dict[Key, int]) -> Int64:
         name, of_kind = divmod(code, len(kinds))
         number[code] = keys.setdefault((names[name], kinds[of_kind]), len(keys))
     found: Int64 = number[codes]
+    if order is not None and len(keys) > known:
+        step = numbers(table.column("step"))
+        for of_step in np.unique(step[found >= known]):
+            order.add(found[step == of_step].tolist())
     return found
 
 

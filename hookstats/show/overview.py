@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hookstats.records.keys import Key, plain_kind
+from hookstats.records.keys import InOrder, Key, plain_kind
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.arrays import numbers
@@ -157,13 +157,15 @@ class Rows:
 
     def __init__(self) -> None:
         self.keys: dict[Key, int] = {}
+        self.order = InOrder[int]()
+        """The rows in order of execution, as far as steps agree."""
         self.uneven: set[int] = set()
         self.channels = np.zeros(0, np.int64)
         """Of each row the number of channels, as recorded first."""
 
     def of(self, table: Any) -> Int64:
-        """The rows of the sites in the rows of a table."""
-        return site_numbers(table, self.keys)
+        """The rows of the sites in the rows of a table, step by step."""
+        return site_numbers(table, self.keys, self.order)
 
     def see(self, rows: Int64, channels: Int64) -> None:
         """Note how many channels the sites have."""
@@ -222,7 +224,8 @@ def _join(
     run: Run, steps: tuple[int, ...], spans: Spans, rows: Rows, columns: list[Read]
 ) -> Overview:
     """The overview of these columns, the sites in order of execution."""
-    order = execution_order(list(rows.keys))
+    known, ordered = list(rows.keys), list(rows.order)
+    order = [ordered[i] for i in execution_order([known[row] for row in ordered])]
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     shape = len(columns), len(order)

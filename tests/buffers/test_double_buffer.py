@@ -49,9 +49,9 @@ def test_a_step_is_what_was_accumulated(bins: Bins | None, channel_bins: Bins | 
         sites[name].accumulate(x, 1)
     record = close(buffers, 5)
     assert (record.step, record.rank) == (5, 0)
-    assert list(record) == [("a", "output"), ("b", "output"), ("c", "output")]
-    assert record.observed.tolist() == [2, 1, 3]
-    assert record.offsets.tolist() == [0, 3, 4, 11]
+    assert list(record) == [("a", "output"), ("c", "output"), ("b", "output")]
+    assert record.observed.tolist() == [2, 3, 1]
+    assert record.offsets.tolist() == [0, 3, 10, 11]
     assert (record.bins, record.channel_bins) == (bins, channel_bins)
     assert (record.hist.rows, record.channel_hist.rows) == (3, 11)
     for name, tensors in seen.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -195,19 +196,75 @@ def test_without_an_optimizer_gradients_that_are_gone_are_missing() -> None:
         assert all(row.missing == row.forwards == 1 for row in w.coverage())
 
 
-def test_a_sparse_gradient_among_others() -> None:
+def test_a_sparse_gradient_is_its_values() -> None:
+    """Those of a row that came twice are added, as the optimizer adds them."""
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
     optimizer = SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, kinds=GRADIENTS) as w:
-        for step in range(2):
+        for tokens in ([1, 2, 2], [3, 4, 5], []):
+            optimizer.zero_grad()
+            model(torch.tensor(tokens, dtype=torch.long)).sum().backward()
+            expected = gradients(model)
+            sparse = expected["0.weight"] = expected["0.weight"].coalesce().values()
+            optimizer.step()
+            assert_stats(w.latest["0.weight", "param_grad"], [sparse], None)
+            total = torch.cat([g.flatten() for g in expected.values()]).norm()
+            assert w.latest.scalars["grad_norm"] == pytest.approx(float(total))
+        assert_reconciles(w)
+
+
+class Complex(nn.Module):
+    """A complex weight, as of a Fourier layer, and a bias."""
+
+    def __init__(self, dtype: torch.dtype = torch.complex64) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.weight.dtype) @ self.weight).abs() + self.bias
+
+
+def test_a_complex_gradient_is_pairs_of_reals() -> None:
+    model = Complex()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    kinds = ("param", "param_grad", "update", "optimizer_state")
+    with watch(model, optimizer, kinds=kinds) as w:
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(5, 4)).sum().backward()
+            if step == 2:
+                assert model.weight.grad is not None
+                model.weight.grad[1, 2] = complex(0.0, math.nan)
+            expected, before = gradients(model), model.weight.detach().clone()
+            optimizer.step()
+            pairs = torch.view_as_real(expected["weight"])
+            assert_stats(w.latest["weight", "param_grad"], [pairs], 0)
+            assert_stats(w.latest["weight", "param"], [torch.view_as_real(before)], 0)
+            total = torch.cat([pairs.flatten(), expected["bias"]]).norm()
+            norm = w.latest.scalars["grad_norm"]
+            assert norm == pytest.approx(float(total), nan_ok=True)
+            assert math.isnan(norm) == (step == 2)
+        assert_reconciles(w)
+
+
+def test_without_a_gradient_that_cannot_be_read_there_is_no_norm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not zero, and no rule says that it never came."""
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer) as w, monkeypatch.context() as patch:
+        patch.setattr(parameters, "_dense", lambda gradient: gradient)  # as where it would wait
+        for step in range(8):
+            if step == 6:
+                patch.undo()
             optimizer.zero_grad()
             model(torch.tensor([1, 2, 2])).sum().backward()
-            expected = gradients(model)
-            del expected["0.weight"]
             optimizer.step()
-            assert_gradients(w.latest, expected)
-            assert w.coverage()["0.weight", "param_grad"].skipped == {"layout sparse_coo": step + 1}
-        assert_reconciles(w)
+            assert ("grad_norm" in w.latest.scalars) == (step >= 6)
+        assert w.coverage()["0.weight", "param_grad"].skipped == {"layout sparse_coo": 6}
+        assert [alert.message for alert in w.alerts if alert.rule == "untrained"] == []
 
 
 class Tied(nn.Module):

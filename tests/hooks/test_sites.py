@@ -122,7 +122,6 @@ def fake() -> Tensor:
     [
         (lambda: torch.arange(3), "dtype int64"),
         (lambda: torch.ones(3).bool(), "dtype bool"),
-        (lambda: torch.ones(3, dtype=torch.complex64), "dtype complex64"),
         (lambda: torch.ones(2, 3).to(torch.float8_e4m3fnuz), "dtype float8_e4m3fnuz"),
         (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "dtype quint8"),
         (lambda: torch.empty(2, 3, device="meta"), "meta tensor"),
@@ -151,6 +150,34 @@ def test_what_cannot_be_read_is_skipped_and_counted(
     assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (2, 1, {reason: 1})
     assert site.error is None
     assert len(close(buffers)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("dim", [0, 1, -1, None])
+def test_complex_numbers_are_pairs_of_reals(
+    buffers: DoubleBuffer, dtype: torch.dtype, dim: int | None
+) -> None:
+    site = Site(buffers, "fc", "output", lambda ndim: dim)
+    x = torch.randn(4, 3, dtype=dtype)
+    given = [x, x.conj(), x.t().contiguous().t()]
+    for one in given:
+        site.observe(one)
+    assert (site.counts.observed, site.counts.skipped) == (3, {})
+    record = close(buffers)
+    pairs = [torch.view_as_real(one.resolve_conj()) for one in given]
+    assert_stats(record["fc", "output"], pairs, None if dim is None else dim % 2)
+    (info,) = record.sites
+    assert (info.shape, info.dtype) == ((4, 3), str(dtype).removeprefix("torch."))
+
+
+def test_complex_and_real_tensors_of_one_site(buffers: DoubleBuffer) -> None:
+    """The pairs have the shape of the real tensor, whose channels lie elsewhere."""
+    site = Site(buffers, "fc", "output", lambda ndim: 0)
+    pairs, real = torch.randn(2, 5, dtype=torch.complex64), torch.randn(2, 5, 2)
+    for given in (real, pairs, real):
+        site.observe(given)
+    expected = [real, torch.view_as_real(pairs), real]
+    assert_stats(close(buffers)["fc", "output"], expected, 0)
 
 
 def test_tensors_of_functorch_are_unreadable() -> None:

@@ -92,7 +92,7 @@ def test_what_differs_is_what_a_plain_comparison_finds(data: st.DataObject) -> N
 
     a, b = side(), side()
     assert set(found(a, b)) == set(plain(a, b))
-    assert list(compare(a, b).keys)[: len(a)] == list(a)
+    assert [key for key in compare(a, b).keys if key in a] == list(a)
 
 
 def test_differences_have_the_values_and_the_channel_that_differs_most() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hookstats.records.norms import GRADIENT_NORM
+from hookstats.records.norms import GRADIENT_NORM, unread
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.run import Run
 from hookstats.show.overview import Overview, norms_of
@@ -32,7 +32,7 @@ def curves(run: Run, view: Overview) -> list[dict[str, Any]]:
         series = run.scalars[name]
         found[name] = _by_column(view, series.steps, series.values, limit)
     norms = norms_of(view)
-    if norms is not None:
+    if norms is not None and not unread(run.coverage):
         found.setdefault(GRADIENT_NORM, norms)
     return [{"name": name, "values": list(map(_json, each))} for name, each in found.items()]
 
