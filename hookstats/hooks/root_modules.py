@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -24,12 +25,14 @@ _NO_PHASE = -1
 class RootModules:
     """The models of a watch, which are not kept alive."""
 
-    __slots__ = ("_buffers", "_calls", "_models", "evaluations", "skips_evaluation")
+    __slots__ = ("_buffers", "_calls", "_models", "evaluations", "note_call", "skips_evaluation")
 
     def __init__(self, models: Iterable[nn.Module], buffers: DoubleBuffer) -> None:
         self._models = [weakref.ref(model) for model in models]
         self._buffers = buffers
         self._calls = [_CallHook(self) for _ in self._models]
+        self.note_call: Callable[[], object] = lambda: None
+        """Called when a call that makes `called` true begins, unless compiled code makes it."""
         self.skips_evaluation = False
         """Whether the calls of an evaluation are left out, and do not make `called` true."""
         self.evaluations = 0
@@ -141,6 +144,9 @@ class _CallHook(Hook):
         self.seen = True
         if not roots.skips_evaluation or torch.is_grad_enabled() or module.training:
             self.called = True
+            if not is_dynamo_compiling():
+                with suppress(Exception):
+                    roots.note_call()
 
     def _is_evaluation(self, module: nn.Module) -> bool:
         """Whether the call is one of an evaluation that modes alone do not tell.

@@ -17,7 +17,9 @@ from hookstats.hooks.parameters import Batches, Parameters
 from hookstats.hooks.root_modules import RootModules
 from hookstats.stats.messages import warn
 
-_OPEN_FOR = 200  # steps of an optimizer; those of GANs have fewer for one of the other's
+_OPEN_FOR = 200  # steps of an optimizer, where no step was closed: GANs have fewer for one
+_STOPPED = 20  # the same where steps were, of which each had `_TIMES` fewer
+_TIMES = 10
 
 
 class Optimizers:
@@ -35,6 +37,8 @@ class Optimizers:
         self._models: dict[int, frozenset[int]] = {}  # places of models, by optimizer
         self._stepped = Counter[int]()  # how often, in the open step
         self._alone = False  # whether an optimizer closed steps alone before
+        self._most = 0  # the most steps of any of them in one closed step
+        self._told = False
 
     def __len__(self) -> int:
         """How many there were."""
@@ -82,13 +86,17 @@ class Optimizers:
 
     def begin(self) -> None:
         """Begin a step, in which none has stepped."""
+        self._most = max(self._most, *self._stepped.values(), 0)
         self._stepped.clear()
 
     def remind(self, optimizer: int, step: int) -> None:
-        """Warn if the open step, a number, has many steps of one of them, and none of others."""
+        """Warn, once, if the open step, a number, has many steps of one of them, and none of
+        others."""
         times = self._stepped[optimizer]
-        if times != _OPEN_FOR:
+        least = max(_STOPPED, _TIMES * self._most) if self._most else _OPEN_FOR
+        if times < least or self._told:
             return
+        self._told = True
         others = [known() for i, known in enumerate(self._known) if i not in self._stepped]
         missing = ", ".join(type(one).__name__ for one in others if one is not None)
         warn(

@@ -39,6 +39,7 @@ from hookstats.watching.recorder import Recorder
 from hookstats.watching.scalars import ScalarLog, StepScalars, as_scalars, learning_rates
 from hookstats.watching.schedule import Cost, Schedule
 from hookstats.watching.settings import AUTO, Settings, unwrapped
+from hookstats.watching.silence import Silence
 
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
@@ -106,6 +107,8 @@ class Watch(Unique):
         )
         self._optimizers = Optimizers(self._roots)
         self._graphs = LossGraphs(models, self._optimizers, recorder.submit_fact)
+        self._silence = Silence(models, self._observers.gradients)
+        self._roots.note_call = self._silence.note_call
         try:
             self._attach(models, with_inputs, selection, optimizers)
         except BaseException:
@@ -120,6 +123,7 @@ class Watch(Unique):
         selection: Selection,
         optimizers: Iterable[Optimizer],
     ) -> None:
+        self._handles += self._silence.attach()
         self._handles += self._roots.attach()
         self._handles += self._masks.attach(models)
         for name, model in with_inputs.items():
@@ -154,6 +158,7 @@ class Watch(Unique):
             optimizer.register_step_post_hook(step(after=True)),
         )
         self._optimizers.add(optimizer)
+        self._silence.add(optimizer)
         self.leave_out_evaluation()
 
     def leave_out_evaluation(self) -> None:
@@ -387,6 +392,7 @@ class Watch(Unique):
             self._handles.pop().remove()
         self._roots.remove_handed_on(self._buffers)
         self._discarded = self._buffers.pending()
+        self._silence.end(self._discarded)
         self._tell_uncounted()
         self._log.end()
         self._recorder.close(self.coverage().to_dict())
@@ -515,6 +521,7 @@ class Watch(Unique):
         scalars = self._log.close(step, values, is_shown=recorded and self._recorder.shows(step))
         self._roots.begin_step()
         self._tell_evaluations()
+        self._silence.closed(self._optimizers)
         if recorded:
             self._record(step, scalars)
         self._step = step + 1  # from now on, the step is closed

@@ -166,6 +166,12 @@ class Observers:
         sites += [one for one in (values, gradients) if one is not None]
         return fastest(type(self._buffers, values, gradients, number))
 
+    def gradients(self) -> int:
+        """How many gradients of modules' tensors have come so far, compiled graphs aside."""
+        with self._buffers.lock:
+            every = [one for one in chain(*self._sites) if isinstance(one, Sites)]
+            return sum([site.counts.backwards for sites in every for site in sites.sites()])
+
     def uncounted(self) -> list[str]:
         """The names of the modules that compiled code calls, of which no call was counted; waits
         for the devices."""

@@ -127,6 +127,15 @@ def as_optimizers(optimizer: Any) -> list[Optimizer]:
     return found
 
 
+_WRAPPED = ("optimizer", "base_optimizer", "_base_optimizer", "original_optimizer")
+"""What wrappers call the optimizer that they have step: those of Accelerate, Lightning, DeepSpeed;
+of SAM; of timm's Lookahead; of Opacus."""
+
+
+def _is_optimizer(one: object) -> bool:
+    return isinstance(one, Optimizer)
+
+
 def unwrapped(optimizer: Any) -> Optimizer:
     """The optimizer that steps: `optimizer`, or the one that it wraps.
 
@@ -134,8 +143,8 @@ def unwrapped(optimizer: Any) -> Optimizer:
         ValueError: it is no optimizer, and wraps none.
     """
     found = optimizer
-    while isinstance(inner := getattr(found, "optimizer", None), Optimizer):
-        found = inner  # the wrappers of Accelerate, Lightning, DeepSpeed and others
+    while inner := next(filter(_is_optimizer, (getattr(found, n, None) for n in _WRAPPED)), None):
+        found = inner
     if not (isinstance(found, Optimizer) and takes_step_hooks(found)):
         raise ValueError(
             f"optimizer has {optimizer!r}: expected a torch.optim.Optimizer, several, or None"

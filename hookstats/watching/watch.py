@@ -82,8 +82,8 @@ def watch(
             place or key of their model, such as "0.encoder" or "generator.conv1".
         optimizer: closes a step, numbered from 0, when it begins its own step, or ends it if it is
             given a closure. Of several optimizers, the last one that has not stepped since closes
-            the step; where one has 200 steps and another none, a warning names that one. Without an
-            optimizer, `Watch.step` does. Of a wrapper, such as Accelerate's, the optimizer in it
+            the step; a warning names one that stops, or never begins. Without an optimizer,
+            `Watch.step` does. Of a wrapper, such as Accelerate's or SAM, the optimizer in it
             counts.
         kinds: by default "output", "grad_output" and "param_grad", and, unless `include` says what
             to watch, the "input" of the model as a whole, so that a bad batch is seen:

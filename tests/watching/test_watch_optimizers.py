@@ -77,14 +77,32 @@ def test_an_optimizer_that_never_steps_is_named() -> None:
     with watch(model, [first, second], kinds=("param",), rules=()) as w:
         for _ in range(199):
             first.step()
-        second.step()
-        for _ in range(199):
-            first.step()
-        with pytest.warns(RuntimeWarning, match="step 1 is still open after 200 .* as Adam has"):
+        with pytest.warns(RuntimeWarning, match="step 0 is still open after 200 .* as Adam has"):
             first.step()
         for _ in range(300):  # once
             first.step()
+        second.step()
         assert w.open_step == 1
+
+
+def test_an_optimizer_that_stops_is_named() -> None:
+    """Once it has not stepped for 10 times as long as ever before, and 20 steps of the other."""
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.1), Adam(model[2].parameters(), lr=0.1)
+    for usual, silent in ((1, 19), (5, 49)):
+        with watch(model, [first, second], kinds=("param",), rules=()) as w:
+            for _ in range(3):
+                for _ in range(usual):
+                    first.step()
+                second.step()
+            for _ in range(silent):
+                first.step()
+            message = f"step 3 is still open after {silent + 1} .* as Adam has"
+            with pytest.warns(RuntimeWarning, match=message):
+                first.step()
+            for _ in range(300):  # once
+                first.step()
+            assert w.open_step == 3
 
 
 def test_without_an_optimizer_step_observes_the_parameters() -> None:
@@ -121,16 +139,6 @@ def test_parameters_that_are_not_the_optimizers() -> None:
         optimizer.add_param_group({"params": model[2].parameters()})
         optimizer.step()
         assert len(w.latest) == 4
-
-
-def test_sparse_gradients_are_skipped() -> None:
-    model = nn.Embedding(10, 4, sparse=True)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer) as w:
-        model(torch.tensor([1, 2])).sum().backward()
-        optimizer.step()
-        assert w.coverage()["weight", "param_grad"].skipped == {"layout sparse_coo": 1}
-        assert list(w.latest) == [("", "input"), ("", "output"), ("", "grad_output")]
 
 
 def test_one_optimizer_twice() -> None:
