@@ -1,12 +1,13 @@
 """What follows from recorded statistics and histograms, without another pass over any tensor.
 
-Pure functions: `formats` (number formats), `channels` (odd channels), `rebin` (fewer bins),
+Pure functions: `formats` (number formats), `channels` (odd channels), `histograms` (fewer bins),
 `layers` (from layer to layer: the first non-finite one, growth with depth, gradient and update to
 weight).
 """
 
 from hookstats.insight.channels import constant, dead, outlier, saturated, saturation
 from hookstats.insight.formats import FORMATS, Format, best_scale, over, under
+from hookstats.insight.histograms import coarsen
 from hookstats.insight.layers import (
     NonFinite,
     first_nonfinite,
@@ -15,7 +16,6 @@ from hookstats.insight.layers import (
     per_tensor,
     update_to_weight,
 )
-from hookstats.insight.rebin import coarsen
 
 __all__ = [
     "FORMATS",

@@ -6,7 +6,7 @@ each "channel" is a whole tensor.
 
 from __future__ import annotations
 
-from hookstats.insight.cumulative import below
+from hookstats.insight.histograms import below
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.lazy_torch import torch
 

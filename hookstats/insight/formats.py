@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hookstats.insight.cumulative import below
+from hookstats.insight.histograms import below
 from hookstats.stats.bins import LogBins
 from hookstats.stats.histogram import Histogram
 from hookstats.stats.lazy_torch import torch

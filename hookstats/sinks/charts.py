@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from hookstats.insight.histograms import coarsen
 from hookstats.insight.layers import per_tensor
-from hookstats.insight.rebin import coarsen
 from hookstats.records.keys import label
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ class JSONL:
     tensor's statistics; a statistic that is not finite is null. Only run directories have channels
     and histograms. The numbers that training logs are a line of their own per step, also where the
     step is not recorded: an object with step, rank and scalars. What the disk does not take is left
-    out, whole; a line that a kill cut short is followed by a line of its own.
+    out, whole.
 
     Args:
         path: the file.
@@ -41,10 +41,8 @@ class JSONL:
         self._path = self._ranks.of_file(Path(path))
         # Without a buffer, which would keep what failed, and write it later.
         self._file: FileIO | None = None
-        self._is_cut = False  # in a line
         if self._ranks.writes:
             self._file = self._path.open("ab", buffering=0)
-            self._is_cut = _ends_within_a_line(self._path)
 
     def __repr__(self) -> str:
         return f"JSONL({str(self._path)!r})"
@@ -81,38 +79,20 @@ class JSONL:
     def _write(self, text: str) -> None:
         if self._file is None:
             return
-        content = memoryview(("\n" * self._is_cut + text).encode())
+        content = memoryview(text.encode())
         done = 0
         try:
             while done < len(content):
                 done += self._file.write(content[done:])
         except OSError:
-            if done:
-                self._take_back(self._file, done)
+            with suppress(OSError):  # a pipe
+                self._file.truncate(os.fstat(self._file.fileno()).st_size - done)
             raise
-        self._is_cut = False
-
-    def _take_back(self, file: FileIO, size: int) -> None:
-        """Cut off the last bytes of the file; of a pipe, end the line before the next one."""
-        try:
-            file.truncate(os.fstat(file.fileno()).st_size - size)
-        except OSError:
-            self._is_cut = True
 
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
         if self._file is not None:
             self._file.close()
-
-
-def _ends_within_a_line(path: Path) -> bool:
-    """Whether a file, if it is one, ends within a line."""
-    about = path.stat()
-    if not (stat.S_ISREG(about.st_mode) and about.st_size):
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() != b"\n"
 
 
 def _number(value: Any) -> Any:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import astuple
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,10 +27,7 @@ from hookstats.records.keys import label
 from hookstats.stats.arguments import check_optional_integer
 from hookstats.stats.messages import error_text
 from hookstats.tensors.calls import CALL_COLUMNS, GRADIENT_COLUMNS, Call, TracedTensor
-from hookstats.tensors.trace_table import as_text, print_trace
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from hookstats.tensors.trace_table import as_text
 
 
 class Trace:
@@ -94,13 +91,6 @@ class Trace:
         if gradients:
             return pandas.DataFrame(map(astuple, self.gradients), columns=GRADIENT_COLUMNS)
         return pandas.DataFrame([call.to_row() for call in self.calls], columns=CALL_COLUMNS)
-
-    def print(self, console: Console | None = None) -> None:
-        """Print the trace as a table, with rich if it is installed.
-
-        console: the console of rich to print to; by default standard output.
-        """
-        print_trace(self.calls, self.gradients, self._selected, console)
 
     def __str__(self) -> str:
         return as_text(self.calls, self.gradients, self._selected)

@@ -1,19 +1,13 @@
-"""A trace as tables: in colours if rich is installed, otherwise as plain text."""
+"""A trace as tables, in plain text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from hookstats.records.keys import label
-from hookstats.show.grid import print_grid, require_rich
 from hookstats.show.terminal import format_number
 from hookstats.stats.printable import printable
 from hookstats.tensors.calls import Call, TracedTensor
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _CALLS = ("call", "type", "input", "output", "dtype", "mean", "std", "non-finite")
 _GRADIENTS = ("gradient", "shape", "dtype", "mean", "std", "non-finite")
@@ -21,26 +15,6 @@ _NUMBERS = 3  # the last columns of both
 _MOST = 3  # tensors of a call that are shown
 
 Rows = Sequence[Sequence[str]]
-
-
-def print_trace(
-    calls: Sequence[Call],
-    gradients: Sequence[TracedTensor],
-    selected: bool,
-    console: Console | None,
-) -> None:
-    """Print the text of `as_text`; with rich, show non-finite values and exceptions in red."""
-    if console is None and find_spec("rich") is None:
-        print(as_text(calls, gradients, selected))
-        return
-    rich = require_rich()
-    console = console or rich.console.Console()
-    for columns, rows in _tables(calls, gradients):
-        styles = ("" if row[-1] in ("0", "") else "bold red" for row in rows)
-        cells = [[(cell, style) for cell in row] for row, style in zip(rows, styles, strict=True)]
-        print_grid(console, columns, cells, text=len(columns) - _NUMBERS, elided=1)
-    if not calls and not gradients:
-        console.print(_empty(selected))
 
 
 def as_text(calls: Sequence[Call], gradients: Sequence[TracedTensor], selected: bool) -> str:

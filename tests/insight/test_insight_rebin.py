@@ -1,4 +1,4 @@
-"""insight.rebin: fewer bins, the same counts."""
+"""insight.coarsen: fewer bins, the same counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hookstats.insight.rebin import coarsen
+from hookstats.insight.histograms import coarsen
 from hookstats.kernels.of_tensor import channel_stats
 from hookstats.stats.bins import Bins, LinearBins, LogBins
 from hookstats.stats.histogram import Histogram

@@ -1,11 +1,6 @@
-"""What ran, as data, data frames and tables; printed with and without rich."""
+"""What ran, as data, data frames and tables."""
 
 from __future__ import annotations
-
-import builtins
-import importlib.util
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -73,60 +68,21 @@ def test_the_table_aligns_indents_and_counts(block: Block) -> None:
     assert len(gradients) == 5
 
 
-@pytest.fixture
-def without_rich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    find, load = importlib.util.find_spec, builtins.__import__
-
-    def no_rich(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".")[0] == "rich":
-            raise ImportError(name)
-        return load(name, *args, **kwargs)
-
-    monkeypatch.setattr(
-        "hookstats.tensors.trace_table.find_spec",
-        lambda name: None if name == "rich" else find(name),
-    )
-    monkeypatch.setattr(builtins, "__import__", no_rich)
-    yield
-    monkeypatch.undo()
-
-
-@pytest.mark.usefixtures("without_rich")
-def test_printing_without_rich(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    result = trace(block, X, scale=SCALE)
-    result.print()
-    assert capsys.readouterr().out == f"{result}\n"
-
-
-def test_printing_with_rich_says_the_same(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    result = trace(block, X, scale=SCALE)
-    result.print()
-    printed = capsys.readouterr().out
-    assert [line.split() for line in printed.splitlines()] == [
-        line.split() for line in str(result).splitlines()
-    ]
-
-
-def test_nothing_ran(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_ran(block: Block) -> None:
     result = trace(block)
     assert "nothing ran" in str(result)
-    result.print()
-    assert "nothing ran" in capsys.readouterr().out
     assert (repr(result), result.stopped) == ("Trace(calls=0, gradients=0)", None)
 
 
-def test_nothing_that_was_selected_ran(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_that_was_selected_ran(block: Block) -> None:
     with trace(include="conv") as result:
         block(X, scale=SCALE)
     assert str(result).startswith("nothing ran that include and exclude leave: ")
-    result.print()
-    assert capsys.readouterr().out.startswith("nothing ran that include and exclude leave: ")
 
 
-def test_gradients_alone(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradients_alone(block: Block) -> None:
     result = trace(block, X, scale=SCALE, include="first.bias", backward=lambda y: y[0].sum())
     assert (result.calls, [one.name for one in result.gradients]) == ([], ["first.bias"])
-    result.print()
-    printed = capsys.readouterr().out
+    printed = str(result)
     assert "first.bias" in printed
     assert "nothing ran" not in printed

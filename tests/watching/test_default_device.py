@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hookstats as hs
 from hookstats import insight, rules
 from hookstats.cli import doctor
-from hookstats.insight.cumulative import below
+from hookstats.insight.histograms import below
 from hookstats.records.record import StepRecord
 from hookstats.show import page, terminal
 
