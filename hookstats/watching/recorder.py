@@ -67,10 +67,9 @@ class Recorder:
 
     The training puts requests into one queue. The thread makes a StepRecord of each step, publishes
     it as `latest`, writes it, has the rules check it, and gives it to the sinks, each of which has
-    a thread, see `Sinks`. Nothing is ever raised into the training, and nothing ends the recorder's
-    thread; should it be gone, the next step says so and starts another one. Where the disk takes
-    nothing (it is full, the directory is gone), the writer keeps the records for a while and tries
-    again, and a RuntimeWarning says so.
+    a thread, see `Sinks`. Nothing is ever raised into the training, and no error ends the thread.
+    Where the disk takes nothing (it is full, the directory is gone), the writer keeps the records
+    for a while and tries again, and a RuntimeWarning says so.
 
     Making a record of each step of a small model, beside the training, costs the training more than
     the step: so steps are recorded many at once. Whoever waits for the recorder wakes it.
@@ -129,7 +128,6 @@ class Recorder:
         self._served = 0  # how often the thread got something done
         self._spent = 0.0
         self._thread: threading.Thread | None = None
-        self._is_gone = False  # the thread, which was started
         self._pid = os.getpid()
         self._is_closed = self._has_ended = False
 
@@ -273,15 +271,11 @@ class Recorder:
 
     def _has_thread(self) -> bool:
         """Whether the thread is there, which this starts where it is not."""
-        # Not the is_alive of threads: an interrupt that comes into it makes it false for good.
-        if self._has_ended or (self._thread is not None and not self._is_gone):
+        if self._has_ended or self._thread is not None:
             return True
-        if self._is_gone:
-            self.notify("recording", "the recorder thread ended; another one goes on")
-        thread = threading.Thread(target=self._run, name="hookstats-recorder", daemon=True)
-        self._thread, self._is_gone = thread, False
+        self._thread = threading.Thread(target=self._run, name="hookstats-recorder", daemon=True)
         try:
-            thread.start()
+            self._thread.start()
         except BaseException as error:
             self._thread = None  # should the thread come up, it ends at once
             if not isinstance(error, RuntimeError):
@@ -289,7 +283,6 @@ class Recorder:
             # Of a limit, or as the interpreter ends.
             self.notify("starting the recorder thread", f"{error}; steps are lost until it starts")
             return False
-        atexit.unregister(self._at_exit)
         atexit.register(self._at_exit)
         return True
 
@@ -347,8 +340,6 @@ class Recorder:
                 if error is not None:  # and whatever comes of saying so
                     error_of(partial(self.notify, "recording", error_text(error)))
         finally:
-            if threading.current_thread() is self._thread:
-                self._is_gone = True
             if self._has_ended:
                 atexit.unregister(self._at_exit)
 
