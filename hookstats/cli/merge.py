@@ -18,7 +18,7 @@ from hookstats.cli.arguments import add_run
 
 if TYPE_CHECKING:
     from hookstats.records.alerts import Alert
-    from hookstats.runs.alerts import Told
+    from hookstats.runs.alerts import AlertEntry
     from hookstats.runs.run import Run
     from hookstats.runs.writer import RunWriter
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     recorded = open_path(options.run, strict=True)
     writer = RunWriter(options.out, {**recorded.header, "reduced": recorded.ranks})
     _copy(recorded, writer)
-    writer.write_alerts(_told(recorded.alerts))
+    writer.write_alerts(_entries(recorded.alerts))
     writer.close(recorded.coverage)
     print(printable(str(options.out)))
     return 0
@@ -65,10 +65,10 @@ def _copy(recorded: Run, writer: RunWriter) -> None:
             writer.write_scalars(step, times[step], scalars)
 
 
-def _told(alerts: Sequence[Alert]) -> list[Told]:
+def _entries(alerts: Sequence[Alert]) -> list[AlertEntry]:
     """The alerts by their causes, as a run keeps them."""
     from hookstats.records.alerts import Grouping
-    from hookstats.runs.alerts import Told
+    from hookstats.runs.alerts import AlertEntry
 
     grouping = Grouping()
-    return [Told(alert, *grouping.add(alert), None) for alert in alerts]
+    return [AlertEntry(alert, *grouping.add(alert), None) for alert in alerts]

@@ -18,7 +18,7 @@ from hookstats.rules.facts import Fact
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
-from hookstats.runs.alerts import Told
+from hookstats.runs.alerts import AlertEntry
 from hookstats.stats.messages import warn
 from hookstats.stats.retries import Retries
 from hookstats.stats.state import NAN, NEGINF, POSINF
@@ -63,7 +63,7 @@ class Monitor:
         """All alerts so far."""
         self.failures: dict[str, str] = {}
         """The rules that failed, with the error of each and the calls that it missed."""
-        self.keep: Callable[[Sequence[Told]], object] = lambda told: None
+        self.keep: Callable[[Sequence[AlertEntry]], object] = lambda entries: None
         """Called with new alerts; a run directory keeps them."""
         self.perform: Callable[[Rule, Callable[[], Any]], Any] = lambda rule, action: action()
         """Calls what is a user's of a rule, which may raise; on a thread where it may hang."""
@@ -136,10 +136,10 @@ class Monitor:
         given = self._checked("scalars", partial(self._examine_scalars, step, values))
         return [alert for _, alerts in given for alert, _ in alerts]
 
-    def tell(self, alert: Alert) -> None:
+    def notify(self, alert: Alert) -> None:
         """Keep an alert that is of no rule; no action is taken."""
         self.alerts.append(alert)
-        self.keep([Told(alert, *self._grouping.add(alert), None)])
+        self.keep([AlertEntry(alert, *self._grouping.add(alert), None)])
 
     def raise_pending(self) -> None:
         """Raise the first alert of a rule with the action "raise", once."""
@@ -256,7 +256,7 @@ class Monitor:
     ) -> _Given:
         """What rules find in a step, beyond what they reported before."""
         given: _Given = []
-        told: list[Told] = []
+        entries: list[AlertEntry] = []
         for rule in list(self._rules):
             found = self._called(rule, look)
             alerts = [] if found is None else self._begun(rule, found, step, shows, is_sure)
@@ -266,13 +266,13 @@ class Monitor:
             new = []
             for alert in alerts:
                 number, is_cause = self._grouping.add(alert)
-                told.append(Told(alert, number, is_cause, thresholds(rule)))
+                entries.append(AlertEntry(alert, number, is_cause, thresholds(rule)))
                 new.append((alert, self._is_news(alert, number)))
                 # Of an old incident, too: what it does to the training now is to be seen.
                 self.urgent += alert.level > (alert.kind != SCALAR)
             given.append((rule, new))
-        if told:
-            self.keep(told)
+        if entries:
+            self.keep(entries)
         return given
 
     def _is_news(self, alert: Alert, incident: int) -> bool:

@@ -16,7 +16,7 @@ from hookstats.runs.format import alerts_jsonl
 from hookstats.stats.arguments import check_integer
 
 
-class Told(NamedTuple):
+class AlertEntry(NamedTuple):
     """An alert as a run keeps it."""
 
     alert: Alert
@@ -74,13 +74,13 @@ class AlertFile:
         if went_back:
             self._add([{"rewind": step}])
 
-    def write(self, told: Sequence[Told]) -> None:
+    def write(self, entries: Sequence[AlertEntry]) -> None:
         """Append alerts.
 
         Raises:
             OSError: the file cannot be written.
         """
-        self._add([one.to_dict(self._rank) for one in told])
+        self._add([one.to_dict(self._rank) for one in entries])
 
     def _add(self, entries: Sequence[Mapping[str, Any]]) -> None:
         self._pending += [json.dumps(entry, default=repr) for entry in entries]

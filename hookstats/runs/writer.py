@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from hookstats.records.record import StepRecord
-from hookstats.runs.alerts import AlertFile, Told, read_alert_lines
+from hookstats.runs.alerts import AlertEntry, AlertFile, read_alert_lines
 from hookstats.runs.encode import channel_rows, encode_channels, encode_tensors, tensor_rows
 from hookstats.runs.files import RunDirectory, is_temporary, remove_temporaries, to_json
 from hookstats.runs.format import (
@@ -388,7 +388,7 @@ class RunWriter:
             self._scalars.add(scalar_rows(step, self.rank, time, values))
         self.flush_if_due()
 
-    def write_alerts(self, told: Sequence[Told]) -> None:
+    def write_alerts(self, entries: Sequence[AlertEntry]) -> None:
         """Append alerts; they are on the disk when this returns.
 
         Raises:
@@ -396,10 +396,10 @@ class RunWriter:
             OSError: they cannot be written; they are kept for the next attempt.
         """
         self._check_open()
-        for alert in (one.alert for one in told if one.cause):
+        for alert in (one.alert for one in entries if one.cause):
             if alert.level:
                 self._records.add_beside(CHANNELS, self._keeper.incident(alert.step))
-        self._alerts.write(told)
+        self._alerts.write(entries)
 
     @property
     def lost(self) -> int:

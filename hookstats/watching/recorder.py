@@ -19,7 +19,7 @@ from hookstats.records.record import StepRecord
 from hookstats.rules.facts import Fact
 from hookstats.rules.monitor import Monitor
 from hookstats.rules.rule import Rule
-from hookstats.runs.alerts import Told
+from hookstats.runs.alerts import AlertEntry
 from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.messages import error_text, notify, unshown
@@ -188,9 +188,9 @@ class Recorder:
         self.notify(what, why)
         self._put(_Call(partial(self._skip, step, reason)), step)
 
-    def write_alerts(self, told: Sequence[Told]) -> None:
+    def write_alerts(self, entries: Sequence[AlertEntry]) -> None:
         """Have the run keep alerts; rules call this on the thread, as they check a step."""
-        self._write(lambda writer: writer.write_alerts(told))
+        self._write(lambda writer: writer.write_alerts(entries))
 
     def notify(self, what: str, why: str) -> None:
         """Warn that something failed, the first time, and keep that for the coverage."""

@@ -78,7 +78,7 @@ class Exchange:
         if not (distributed.is_available() and distributed.is_initialized()):
             raise ValueError("reduce: expected torch.distributed to be initialised before watch()")
         self.reduce = reduce
-        self.tell: Callable[[Alert], object] = lambda alert: None
+        self.notify: Callable[[Alert], object] = lambda alert: None
         """Called when a rank does not answer."""
         ranks = None if reduce.mesh is None else reduce.mesh.mesh.flatten().tolist()
         # A separate group: no collective of the training waits behind these, and ranks outside of
@@ -119,7 +119,7 @@ class Exchange:
         try:
             return self._merged(record)
         except Exception as error:
-            self.tell(_lost(record, error))
+            self.notify(_lost(record, error))
             raise
 
     def _merged(self, record: StepRecord) -> StepRecord | None:

@@ -206,7 +206,7 @@ def watch(
     setup = setup_of(selection, optimizers) if chosen else None
     monitor = Monitor(chosen, setup)
     if exchange is not None:
-        exchange.tell = monitor.tell
+        exchange.notify = monitor.notify
     of_run = dict(header)
     if setup is not None:
         of_run |= {"setup": setup.to_dict(), "rules": [rule.name for rule in chosen]}

@@ -11,7 +11,7 @@ from support.samples import BINS, CHANNEL_BINS, assert_same, sample
 from hookstats import open_run
 from hookstats.records.alerts import Alert
 from hookstats.records.norms import gradient_norm
-from hookstats.runs.alerts import Told
+from hookstats.runs.alerts import AlertEntry
 from hookstats.runs.writer import RunWriter
 
 
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
             values = {"loss": step + rank / 2, "grad_norm": 1.0}
             writer.write_scalars(step, 100.0 + step + rank, values)
         alert = Alert(3 - rank, rank, "a", "output", 2, "peers", 1.5, "of 'a'", "warning")
-        writer.write_alerts([Told(alert, 0, True, {"octaves": 4.0})])
+        writer.write_alerts([AlertEntry(alert, 0, True, {"octaves": 4.0})])
         writer.close({"rows": []})
     return tmp_path / "run"
 

@@ -13,7 +13,7 @@ from support.samples import record_of, sample
 from hookstats import open_run, rules
 from hookstats.records.alerts import Alert, Severity, incidents_of
 from hookstats.records.record import StepRecord
-from hookstats.runs.alerts import AlertFile, Told
+from hookstats.runs.alerts import AlertEntry, AlertFile
 from hookstats.runs.files import RunDirectory
 
 
@@ -139,7 +139,7 @@ def test_alerts_are_those_of_the_steps_so_far(tmp_path: Path) -> None:
 def test_alerts_are_those_that_the_run_has(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *map(sick, range(3)))
     alert = Alert(1, 0, "body", "output", None, "mine", 1.0, "mine: step 1: beware", "note")
-    AlertFile(RunDirectory(run), 0).write([Told(alert, 0, True, {})])
+    AlertFile(RunDirectory(run), 0).write([AlertEntry(alert, 0, True, {})])
     assert call("show", run).words[-2:] == ["1 incident:", "mine: step 1: beware"]
     assert call("top", run).words[-2:] == ["1 incident:", "mine: step 1: beware"]
     assert call("show", run, "--step", 0).words[-1] == "no incidents"
@@ -149,7 +149,7 @@ def test_alerts_are_those_that_the_run_has(tmp_path: Path) -> None:
 def test_alerts_of_iterations_that_closed_no_step_come_with_the_last_step(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *map(healthy, range(3)))
     alert = Alert(3, 0, "loss", "scalar", None, "mine", 1.0, "mine: step 3: beware", "note")
-    AlertFile(RunDirectory(run), 0).write([Told(alert, 0, True, {})])
+    AlertFile(RunDirectory(run), 0).write([AlertEntry(alert, 0, True, {})])
     assert call("show", run).words[-2:] == ["1 incident:", "mine: step 3: beware"]
     assert call("show", run, "--step", 1).words[-1] == "no incidents"
 
@@ -158,7 +158,7 @@ def test_a_late_error_is_not_hidden_behind_notes(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *map(healthy, range(100)))
     levels: list[Severity] = ["note", "note", "note", "note", "note", "error"]
     told = [
-        Told(
+        AlertEntry(
             Alert(10 * i, 0, "body", "output", None, f"r{i}", 1.0, f"r{i}: {level}", level),
             i,
             True,

@@ -12,7 +12,7 @@ from torch import nn
 
 from hookstats.records.alerts import Alert
 from hookstats.rules import NonFinite, RuleWarning
-from hookstats.runs.alerts import AlertFile, Told, read_alerts
+from hookstats.runs.alerts import AlertEntry, AlertFile, read_alerts
 from hookstats.runs.files import RunDirectory
 from hookstats.runs.run import open_run
 from hookstats.watching.watch import watch
@@ -20,9 +20,11 @@ from hookstats.watching.watch import watch
 ALERT = Alert(3, 0, "a", "output", 2, "peers", 1.5, "peers: step 3: output of 'a'", "warning")
 
 
-def told(step: int, **changes: Any) -> Told:
+def told(step: int, **changes: Any) -> AlertEntry:
     """An alert of a step."""
-    return Told(Alert(**{**ALERT.__dict__, "step": step, **changes}), 0, True, {"octaves": 4.0})
+    return AlertEntry(
+        Alert(**{**ALERT.__dict__, "step": step, **changes}), 0, True, {"octaves": 4.0}
+    )
 
 
 def test_alerts_come_back_as_they_were(tmp_path: Path) -> None:

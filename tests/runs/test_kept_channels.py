@@ -14,7 +14,7 @@ from hookstats import open_run, watch
 from hookstats.records.alerts import Alert, Severity
 from hookstats.rules import NonFinite, replay
 from hookstats.runs import kept_channels
-from hookstats.runs.alerts import Told
+from hookstats.runs.alerts import AlertEntry
 from hookstats.runs.writer import RunWriter
 from hookstats.show.overview import overview
 from hookstats.show.sampled import sampled
@@ -23,12 +23,12 @@ HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS, "channels": "incidents"}
 RECORD = sample()
 
 
-def told(step: int, severity: Severity = "error", cause: bool = True) -> Told:
+def told(step: int, severity: Severity = "error", cause: bool = True) -> AlertEntry:
     alert = Alert(step, 0, "whole", "param_grad", None, "non-finite", 1.0, "a message", severity)
-    return Told(alert, 0, cause, {})
+    return AlertEntry(alert, 0, cause, {})
 
 
-def kept(out: Path, steps: range, incidents: dict[int, Told], late: int = 0) -> list[int]:
+def kept(out: Path, steps: range, incidents: dict[int, AlertEntry], late: int = 0) -> list[int]:
     """The steps with channels; rules tell of an incident `late` steps after it."""
     writer = RunWriter(out, HEADER, seconds_per_part=0)
     for step in steps:

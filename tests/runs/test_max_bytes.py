@@ -18,7 +18,7 @@ from hookstats import open_run, watch
 from hookstats.records.alerts import Alert, Severity
 from hookstats.records.record import StepRecord
 from hookstats.rules import NonFinite
-from hookstats.runs.alerts import Told
+from hookstats.runs.alerts import AlertEntry
 from hookstats.runs.files import RunDirectory
 from hookstats.runs.writer import RunWriter
 
@@ -74,9 +74,9 @@ def test_old_steps_are_thinned_evenly_and_new_ones_kept(tmp_path: Path, part_byt
     assert_same(run[199], record(199))
 
 
-def told(step: int, severity: Severity = "error", cause: bool = True) -> Told:
+def told(step: int, severity: Severity = "error", cause: bool = True) -> AlertEntry:
     alert = Alert(step, 0, "whole", "param_grad", None, "non-finite", 1.0, "a message", severity)
-    return Told(alert, 0, cause, {})
+    return AlertEntry(alert, 0, cause, {})
 
 
 def test_steps_around_incidents_stay(tmp_path: Path, part_bytes: int) -> None:

@@ -16,7 +16,7 @@ from support.rewritten import rewritten
 from support.samples import BINS, CHANNEL_BINS, record_of
 
 from hookstats.records.alerts import SCALAR, SEVERITIES, Alert
-from hookstats.runs.alerts import Told
+from hookstats.runs.alerts import AlertEntry
 from hookstats.runs.format import PART_KEY, PartName
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
@@ -80,7 +80,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sites |= {(text, "output"): (x, 1) for text in texts}
         writer.write(record_of(sites, step))
         writer.write_scalars(step, 1e9 + step, {text: float(step) for text in texts})
-        told = [Told(_alert(step, i), i, step == 0, {text: text}) for i, text in enumerate(texts)]
+        told = [
+            AlertEntry(_alert(step, i), i, step == 0, {text: text}) for i, text in enumerate(texts)
+        ]
         writer.write_alerts(told)
     row = {"forwards": 2, "observed": 1, "backwards": 0, "missing": 0}
     rows = [
