@@ -157,17 +157,16 @@ def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module once, with its name; if wrappers make two names equal, the later one keeps its
     prefixes."""
     modules = dict(model.named_modules())
+    wrapped = {full: _wrapped(module) for full, module in modules.items()}
     given: set[str] = set()
     for full, module in modules.items():
         parts = full.split(".")
-        holders = (modules[".".join(parts[:i])] for i in range(len(parts)))
+        holders = [".".join(parts[:i]) for i in range(len(parts))]
         kept = [
-            part
-            for part, holder in zip(parts, holders, strict=True)
-            if part not in _wrapped(holder)
+            part for part, holder in zip(parts, holders, strict=True) if part not in wrapped[holder]
         ]
         name = ".".join(kept)
-        if not _wrapped(module):
+        if not wrapped[full]:
             name = full if name in given else name
             given.add(name)
         yield name, module
