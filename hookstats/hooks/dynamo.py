@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 
 from hookstats import _torch
@@ -57,13 +59,16 @@ def look_at_tracer() -> None:
 def reset_compiled(types: Collection[type[nn.Module]]) -> list[str]:
     """Have dynamo forget the functions that it compiled and that may call modules of `types`.
 
-    Their compiled code would run on without the hooks that are set now. Returns the functions'
-    names; as a rule there are none.
+    Their compiled code would run on without the hooks that are set now. Returns the names of
+    functions that are neither torch's nor of hookstats.
     """
     found = list(compiled_callers(types))
     for code, _ in found:
         _torch.forget_compiled(code)
-    return [described(code) for code, _ in found]
+    return [described(code) for code, _ in found if not code.co_filename.startswith(_LIBRARIES)]
+
+
+_LIBRARIES = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
 
 
 def compiled_callers(
