@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hookstats.records.keys import label
+from hookstats.records.keys import MODULE_KINDS, label, plain_kind
 from hookstats.stats.printable import printable
 
 
@@ -113,6 +113,24 @@ class Coverage:
         """The fields as JSON-able types, with one dict per row."""
         return asdict(self)
 
+    def summary(self, incidents: int | None, *, has_loss: bool) -> str:
+        """What was seen and what was not, on one line; incidents: None without rules."""
+        calls: dict[str, int] = {}
+        for row in self.rows:
+            if plain_kind(row.kind) in MODULE_KINDS:
+                calls[row.name] = calls.get(row.name, 0) + row.forwards
+        idle = sum(not number for number in calls.values())
+        seen = {"step": self.steps, "tensor": sum(row.observed > 0 for row in self.rows)}
+        if incidents is not None:
+            seen["incident"] = incidents
+        unseen = {
+            "no step was closed": not self.steps,
+            f"{_count(idle, 'module')} never called": idle,
+            "no loss logged": not has_loss,
+        }
+        words = [what for what, is_so in unseen.items() if is_so]
+        return "; ".join((", ".join(_count(n, what) for what, n in seen.items()), *words))
+
     def __repr__(self) -> str:
         observed = sum(row.observed for row in self.rows)
         disabled = sum(row.error is not None for row in self.rows)
@@ -151,6 +169,11 @@ class Coverage:
         text.append(f"{self.steps} steps, {self.stalls} stalls, {self.discarded} discarded")
         text += [] if self.budget is None else _of_budget(**self.budget)
         return printable("\n".join(text), lines=True)
+
+
+def _count(number: int, what: str) -> str:
+    """A number of things: "1 step", "12,000 steps"."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _of_masks(rows: Sequence[SiteCoverage]) -> Iterator[str]:

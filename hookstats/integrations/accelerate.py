@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
-from hookstats.integrations.shared import check_options, close_at_exit, run_directory
+from hookstats.integrations.shared import check_options, run_directory
 from hookstats.records.norms import GRADIENT_NORM, has_parts
 from hookstats.records.record import StepRecord
 from hookstats.stats.arguments import check_integer
@@ -57,7 +57,6 @@ def watch(
     plain = accelerator.unwrap_model(model, keep_torch_compile=False)
     watched = watch_model(plain, optimizer, out=out, sinks=sinks, **options)
     accelerator.register_for_checkpointing(_Place(watched))
-    close_at_exit(watched)
     return watched
 
 

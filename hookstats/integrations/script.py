@@ -21,7 +21,6 @@ from hookstats.integrations.automatic import Automatic
 from hookstats.integrations.shared import free_name
 from hookstats.runs.headers import headed_ranks
 from hookstats.runs.world import current_rank, world_size
-from hookstats.show.grid import count
 from hookstats.stats.messages import RUN, say
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
@@ -49,7 +48,7 @@ class Recorder:
 
     @contextmanager
     def watching(self, *, is_child: bool = False) -> Iterator[None]:
-        """In this context, training is watched; at its end, lines on stderr say what was."""
+        """In this context, training is watched; at its end, a line on stderr says what was not."""
         automatic = Automatic(self._begin)
         try:
             with self._watched_processes(), automatic:
@@ -58,11 +57,8 @@ class Recorder:
             self._tell(automatic, is_child or self._has_children)
 
     def _tell(self, automatic: Automatic, others_may_train: bool) -> None:
-        """Say what was watched."""
+        """Say what was not watched."""
         for each in automatic.watches:
-            path = self._shown(each.path)
-            steps = count(each.coverage().steps, "step")
-            say(f"{steps} in {path}: hookstats show {path}", RUN)
             recorded = 0 if each.path is None else len(headed_ranks(each.path))
             if current_rank() == 0 and recorded < self._ranks:
                 say(
@@ -84,12 +80,6 @@ class Recorder:
         self._begun = True
         self._ranks = world_size()
         return watch(model, optimizers, out=out, **settings)
-
-    def _shown(self, path: Path | None) -> str:
-        """A run as it is called where the command was given."""
-        if path is not None and path.is_relative_to(self._place):
-            path = path.relative_to(self._place)
-        return str(path)
 
     @contextmanager
     def _watched_processes(self) -> Iterator[None]:

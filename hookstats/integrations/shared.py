@@ -1,10 +1,8 @@
-"""What integrations share: where a run goes, what trainers log of it, when a watch is closed."""
+"""What integrations share: where a run goes, what trainers log of it, its steps' numbers."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from inspect import signature
@@ -177,7 +175,6 @@ class Recording:
         options = of_run(self._options, resumed=resumed)
         self.watch = watch(model, optimizers, out=out, **options)
         self._numbering = Numbering(self.watch, optimizers)
-        close_at_exit(self.watch)
 
     def _close(self, step: int | None = None) -> None:
         """Close the watch; `step`: as `Numbering.end` takes it."""
@@ -186,14 +183,3 @@ class Recording:
         if self.watch is not None:
             self.watch.close()
         self.watch = self._numbering = None
-
-
-def close_at_exit(watch: Watch) -> None:
-    """Have `watch` closed when the interpreter ends, if it is still open, and there, then."""
-    atexit.register(_close, weakref.ref(watch))
-
-
-def _close(watch: weakref.ref[Watch]) -> None:
-    found = watch()
-    if found is not None:
-        found.close()

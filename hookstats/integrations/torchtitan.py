@@ -14,7 +14,6 @@ from hookstats._torch import without_compiled_calls
 from hookstats.integrations.shared import (
     Numbering,
     check_options,
-    close_at_exit,
     headline,
     of_run,
     run_directory,
@@ -57,7 +56,6 @@ def watch(trainer: Trainer, *, out: str | os.PathLike[str] | None = None, **opti
         )
     _join_logs(trainer, watched)
     _close_with(trainer, watched, _number(trainer, watched))
-    close_at_exit(watched)
     return watched
 
 

@@ -9,6 +9,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 from hookstats.stats.printable import printable
 
@@ -84,6 +85,14 @@ def notify(failures: dict[str, str], what: str, why: str) -> None:
     if what not in failures:
         failures[what] = why
         warn(f"hookstats: {what} failed: {why}")
+
+
+def short_path(path: Path) -> str:
+    """A path as people may type it here: relative, if it is in the current directory."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except (OSError, ValueError):  # there is no current directory, or the path is elsewhere
+        return str(path)
 
 
 def size(number: float) -> str:

@@ -99,7 +99,7 @@ class Watch(Unique):
         self._masks = Masks(buffers, settings.mask)
         self._observers = Observers(buffers, settings, sharding)
         self._log = ScalarLog(partial(_has_begun, self._roots, buffers), recorder.submit_scalars)
-        recorder.before_exit = self._log.end
+        recorder.before_exit = partial(_close, weakref.ref(self))
         self._cost = Cost(buffers)
         self._when = Schedule(
             *(settings.every, settings.budget, monitor, buffers),
@@ -395,7 +395,7 @@ class Watch(Unique):
         self._silence.end(self._discarded)
         self._tell_uncounted()
         self._log.end()
-        self._recorder.close(self.coverage().to_dict())
+        self._recorder.close(self._last_coverage())
         self._monitor.raise_pending()
 
     def _tell_evaluations(self) -> None:
@@ -418,18 +418,28 @@ class Watch(Unique):
         self._uncounted["recording compiled modules"] = why
         warn(f"hookstats: {why}; what is not compiled is recorded")
 
+    def _last_coverage(self) -> dict[str, Any]:
+        """The coverage in the end; has the recorder say it in a line."""
+        coverage = self.coverage()
+        words = partial(_last_words, coverage, self._monitor, self._log.has_loss)
+        self._recorder.last_words = words
+        return coverage.to_dict()
+
     def __del__(self) -> None:
-        if self._closed or sys.is_finalizing():
-            return
-        # On any thread, at any time: what is closed here waits for nothing and raises nothing.
-        with suppress(Exception):
+        # On any thread, at any time, even as modules lose their names: what is closed here waits
+        # for nothing and raises nothing.
+        try:
+            if self._closed or sys.is_finalizing():
+                return
             self._closed = True
             self._buffers.record(False)
             while self._handles:
                 self._handles.pop().remove()
                 self._discarded = self._buffers.pending()
             self._log.end()
-            self._recorder.leave(self.coverage().to_dict())
+            self._recorder.leave(self._last_coverage())
+        except Exception:
+            pass
 
     def __enter__(self) -> Watch:
         self._check_open()
@@ -550,6 +560,20 @@ class Watch(Unique):
         self._recorded |= self._buffers.recording
         seldom = self._paused or self._when.is_seldom
         self._toggle.set(self._buffers.recording or not seldom)
+
+
+def _close(watch: weakref.ref[Watch]) -> None:
+    """Close a watch, if it is there and open, as the interpreter ends."""
+    found = watch()
+    if found is not None and not found.closed:
+        with suppress(RuleError):  # the run has the alert
+            found.close()
+
+
+def _last_words(coverage: Coverage, monitor: Monitor, has_loss: bool) -> str:
+    """What a run has in the end, on one line."""
+    incidents = len(monitor.incidents) if monitor.has_rules else None
+    return coverage.summary(incidents, has_loss=has_loss)
 
 
 def _has_begun(roots: RootModules, buffers: DoubleBuffer) -> bool:

@@ -22,7 +22,7 @@ from hookstats.rules.rule import Rule
 from hookstats.runs.alerts import AlertEntry
 from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
-from hookstats.stats.messages import error_text, notify, unshown
+from hookstats.stats.messages import error_text, notify, say, short_path, unshown
 from hookstats.stats.patience import Patience
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.scalars import StepScalars
@@ -101,6 +101,8 @@ class Recorder:
         self.rank = current_rank() if writer is None else writer.rank
         self.before_exit: Action = lambda: None
         """Called when the interpreter ends, before what was submitted is recorded."""
+        self.last_words: Callable[[], str] | None = None
+        """What is said of the run once it is closed, on the thread."""
         self.patience = PATIENCE
         """The seconds that the recorder waits for a sink before going on without it."""
         self.disk_patience = DISK_PATIENCE
@@ -130,6 +132,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._is_closed = self._has_ended = False
+        atexit.register(self._at_exit)
 
     # What the training calls.
 
@@ -283,12 +286,12 @@ class Recorder:
             # Of a limit, or as the interpreter ends.
             self.notify("starting the recorder thread", f"{error}; steps are lost until it starts")
             return False
-        atexit.register(self._at_exit)
         return True
 
     def _at_exit(self) -> None:
-        self.before_exit()
-        self.drain()
+        if os.getpid() == self._pid:
+            self.before_exit()
+            self.drain()
 
     def _waiting(self) -> tuple[int, int]:
         """How many steps wait for the thread, and how many bytes of them the host has."""
@@ -333,15 +336,11 @@ class Recorder:
     # What the thread does.
 
     def _run(self) -> None:
-        try:
-            self._sinks.start()
-            while not self._has_ended and threading.current_thread() is self._thread:
-                error = error_of(self._serve)
-                if error is not None:  # and whatever comes of saying so
-                    error_of(partial(self.notify, "recording", error_text(error)))
-        finally:
-            if self._has_ended:
-                atexit.unregister(self._at_exit)
+        self._sinks.start()
+        while not self._has_ended and threading.current_thread() is self._thread:
+            error = error_of(self._serve)
+            if error is not None:  # and whatever comes of saying so
+                error_of(partial(self.notify, "recording", error_text(error)))
 
     def _serve(self) -> None:
         """Serve a request, or steps that came together, or write a part that falls due before."""
@@ -541,11 +540,15 @@ class Recorder:
                 lost = "steps that are not on the disk are lost"
                 self._attempt(what, lost, partial(writer.close, coverage))
                 self._attempt(what, "no other watch may write the run", writer.unlock)
+                if self.last_words is not None and self.rank == 0:
+                    path = short_path(writer.path)
+                    say(f"{path}: {self.last_words()}: hookstats show {path}")
             self._sinks.close(patience)
             for worker in self._of_rules.values():
                 worker.end(patience)
         finally:
             self._has_ended = True
+            atexit.unregister(self._at_exit)
 
     def _perform(self, rule: Rule, action: Callable[[], object]) -> Any:
         """What a user's part of a rule, which may hang, returns on a thread for that rule.

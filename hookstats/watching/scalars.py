@@ -147,6 +147,8 @@ class ScalarLog:
         self._is_unseen = False  # a complete one: its scalars come before the next record
         self._handed_on = self._stepped = time.monotonic()
         self._first = True
+        self.has_loss = False
+        """Whether a number was logged whose name has "loss" in it."""
         self.next = 0
         """The step after the one that was closed last."""
         # How often a name came again in the open step, and at most in a closed one.
@@ -154,6 +156,7 @@ class ScalarLog:
 
     def log(self, values: Mapping[str, float | OnDevice]) -> None:
         """Keep values; a name that the step has already gets the new value."""
+        self.has_loss = self.has_loss or any("loss" in name.lower() for name in values)
         if self.closed is not None and self._has_begun():
             self.seal()
         if self.closed is None and not self._open.keys().isdisjoint(values):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -41,7 +40,7 @@ def run_script(script: str, *args: object) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
@@ -156,10 +155,8 @@ def test_a_process_that_is_stopped_disables_no_sink(tmp_path: Path) -> None:
         assert recorder.failures == {}, recorder.failures
         process.wait()
     """
-    for _ in range(3):
-        ended = run_script(script, tmp_path / "run")
-        assert (ended.returncode, ended.stderr) == (0, "")
-        shutil.rmtree(tmp_path / "run")
+    ended = run_script(script, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_where_no_thread_starts_any_more_all_is_written(tmp_path: Path) -> None:
