@@ -67,7 +67,8 @@ class Recorder:
 
     The training puts requests into one queue. The thread makes a StepRecord of each step, publishes
     it as `latest`, writes it, has the rules check it, and gives it to the sinks, each of which has
-    a thread, see `Sinks`. Nothing is ever raised into the training, and no error ends the thread.
+    a thread, see `Sinks`. Nothing is ever raised into the training, and no error ends the thread;
+    should it be gone, the next step and `close` say so and start another one.
     Where the disk takes nothing (it is full, the directory is gone), the writer keeps the records
     for a while and tries again, and a RuntimeWarning says so.
 
@@ -130,6 +131,7 @@ class Recorder:
         self._served = 0  # how often the thread got something done
         self._spent = 0.0
         self._thread: threading.Thread | None = None
+        self._is_gone = False  # the thread, which was started
         self._pid = os.getpid()
         self._is_closed = self._has_ended = False
         atexit.register(self._at_exit)
@@ -274,8 +276,12 @@ class Recorder:
 
     def _has_thread(self) -> bool:
         """Whether the thread is there, which this starts where it is not."""
-        if self._has_ended or self._thread is not None:
+        # Not the is_alive of threads: an interrupt that comes into it makes it false for good.
+        if self._has_ended or (self._thread is not None and not self._is_gone):
             return True
+        if self._is_gone:
+            self.notify("recording", "the recorder thread ended; another one goes on")
+        self._is_gone = False
         self._thread = threading.Thread(target=self._run, name="hookstats-recorder", daemon=True)
         try:
             self._thread.start()
@@ -336,11 +342,15 @@ class Recorder:
     # What the thread does.
 
     def _run(self) -> None:
-        self._sinks.start()
-        while not self._has_ended and threading.current_thread() is self._thread:
-            error = error_of(self._serve)
-            if error is not None:  # and whatever comes of saying so
-                error_of(partial(self.notify, "recording", error_text(error)))
+        try:
+            self._sinks.start()
+            while not self._has_ended and threading.current_thread() is self._thread:
+                error = error_of(self._serve)
+                if error is not None:  # and whatever comes of saying so
+                    error_of(partial(self.notify, "recording", error_text(error)))
+        finally:
+            if threading.current_thread() is self._thread:
+                self._is_gone = True
 
     def _serve(self) -> None:
         """Serve a request, or steps that came together, or write a part that falls due before."""

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -287,6 +288,34 @@ def test_the_thread_outlives_what_is_thrown_into_it() -> None:
     recorder.close()
     assert recorder.latest is not None
     assert recorder.latest.step == 4
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("at", ["the next step", "close"])
+def test_a_thread_that_is_gone_is_replaced(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(RunWriter(tmp_path, HEADER))
+    recorder.submit(Closed(), 0)
+    recorder.drain(disk=False)
+    gone = recorder._thread
+    assert gone is not None
+
+    def end(action: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hookstats.watching.recorder.error_of", end)
+        recorder.hurry()
+        gone.join(0.1)
+        recorder.hurry()
+        gone.join(20)
+    assert not gone.is_alive()
+    go_on = recorder.close if at == "close" else partial(recorder.submit, Closed(), 1)
+    with pytest.warns(RuntimeWarning, match="the recorder thread ended; another one goes on"):
+        go_on()
+    recorder.close()
+    assert open_run(tmp_path).steps == ([0] if at == "close" else [0, 1])
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
