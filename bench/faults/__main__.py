@@ -97,7 +97,7 @@ def _fault(name: str) -> Fault:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__)
-    parser.add_argument("--family", help="init, data, optim, loss, numerics or arch")
+    parser.add_argument("--family", help="init, data, optim, loss, loop, mode, numerics or arch")
     parser.add_argument("--only", default="*", help="a glob for names of faults")
     parser.add_argument("--show", type=_fault, metavar="FAULT", help="print one run's incidents")
     parser.add_argument("--out", type=Path, metavar="RUN", help="with --show: keep the run here")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from bench.faults import plant
-from bench.faults.fault import Fault
+from bench.faults.fault import LATE, Fault
 
 _GRAPH = ("loss graph", "logits")
+_LOOP = ("loop", "accumulation", "untrained")
 
 
 def _detached(loss: Tensor) -> Tensor:
@@ -123,6 +126,49 @@ EVERYDAY = (
         base="gpt-small",
         says=_GRAPH,
         start=plant.replaced([f"h.{i}.attn.softmax" for i in range(4)], lambda: nn.Softmax(2)),
+    ),
+    Fault(
+        name="loop/no-zeroing",
+        base="gpt-small",
+        says=_LOOP,
+        start=plant.both(plant.without_biases, plant.without_zeroing),
+    ),
+    Fault(
+        name="loop/no-zeroing-cnn",
+        base="cnn",
+        says=_LOOP,
+        start=plant.both(plant.without_biases, plant.without_zeroing),
+    ),
+    Fault(name="loop/zeroed-before-step", base="cnn", says=_LOOP, start=plant.zeroed_too_late),
+    Fault(name="loop/two-steps", base="bert", says=_LOOP, start=plant.stepping_twice),
+    Fault(name="loop/other-model", base="resnet", says=_LOOP, start=plant.of_another_model),
+    Fault(
+        name="mode/eval-dropout",
+        base="mlp",
+        where=("act1", "act3"),
+        start=plant.both(
+            plant.replaced(["act1", "act3"], partial(nn.Dropout, 0.2)), plant.in_eval_mode
+        ),
+    ),
+    Fault(
+        name="mode/eval-batch-norm",
+        base="cnn-norm",
+        where=("norm*",),
+        start=plant.in_eval_mode,
+    ),
+    Fault(
+        name="mode/eval-left-on",
+        base="resnet-adam",
+        where=("blocks.*.norm?",),
+        step=LATE,
+        start=plant.in_eval_mode,
+    ),
+    Fault(
+        name="mode/batch-norm-of-two",
+        base="mlp-adam",
+        where=("act2",),
+        start=plant.batch_normed("act2"),
+        batch=lambda t, x, y: (x[:2], y[:2]),
     ),
 )
 """All of them."""

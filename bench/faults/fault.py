@@ -38,7 +38,7 @@ class Fault:
 
     @property
     def family(self) -> str:
-        """init, data, optim, loss, numerics or arch."""
+        """init, data, optim, loss, loop, mode, numerics or arch."""
         return self.name.partition("/")[0]
 
     @property

@@ -181,6 +181,52 @@ def with_loss_of(loss: Callable[[Tensor, Tensor], Tensor]) -> Start:
     return plant
 
 
+def without_biases(t: Training) -> None:
+    """Have no layer add a bias, as in models of the kind of Llama."""
+    for module in t.model.modules():
+        if getattr(module, "bias", None) is not None:
+            module.bias = None
+    known = {id(p) for p in t.model.parameters()}
+    for one in t.optimizer.param_groups:
+        one["params"] = [p for p in one["params"] if id(p) in known]
+
+
+def stepping_twice(t: Training) -> None:
+    """Call the optimizer's step twice for each backward."""
+    step = t.optimizer.step
+
+    def twice() -> None:
+        step()
+        step()
+
+    t.optimizer.step = twice  # type: ignore[method-assign, assignment]
+
+
+def of_another_model(t: Training) -> None:
+    """Give the optimizer the parameters of a copy of the model."""
+    other = copy.deepcopy(t.model)
+    places = {id(p): q for p, q in zip(t.model.parameters(), other.parameters(), strict=True)}
+    t.kept["other"] = other
+    for one in t.optimizer.param_groups:
+        one["params"] = [places[id(p)] for p in one["params"]]
+
+
+def in_eval_mode(t: Training) -> None:
+    """Leave the model in eval mode, as after a validation."""
+    t.model.eval()
+
+
+def batch_normed(name: str) -> Start:
+    """Put a batch norm in the place of an activation behind a linear layer."""
+
+    def plant(t: Training) -> None:
+        width = t.model.get_submodule(name.replace("act", "fc")).out_features
+        setattr(t.model, name, nn.BatchNorm1d(width))
+        t.optimizer.add_param_group({"params": t.model.get_submodule(name).parameters()})
+
+    return plant
+
+
 def in_a_list(names: Sequence[str]) -> Start:
     """Have modules work that are in a Python list: no model and no optimizer has them."""
 

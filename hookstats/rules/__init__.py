@@ -11,6 +11,7 @@ from hookstats.rules.defaults import Rules, advice_of, as_rules, default_rules
 from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
+from hookstats.rules.loop import Loop, Mode
 from hookstats.rules.loss import Loss
 from hookstats.rules.loss_graph import LossGraph
 from hookstats.rules.monitor import Monitor
@@ -38,9 +39,11 @@ __all__ = [
     "LearningRate",
     "LinearRange",
     "Logits",
+    "Loop",
     "Loss",
     "LossGraph",
     "LossScale",
+    "Mode",
     "Monitor",
     "NonFinite",
     "RepeatedInputs",

@@ -10,6 +10,7 @@ from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Dropout
 from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.inputs import Inputs, RepeatedInputs
+from hookstats.rules.loop import Loop, Mode
 from hookstats.rules.loss import Loss
 from hookstats.rules.loss_graph import LossGraph
 from hookstats.rules.peers import Collapse, Depth, LinearRange
@@ -22,6 +23,8 @@ _DEFAULT: tuple[type[Rule], ...] = (
     Initialisation,
     Untrained,
     LossGraph,
+    Loop,
+    Mode,
     WeightDecay,
     LearningRate,
     Clipping,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 LEAF = "AccumulateGrad"
 """The name of the node of a tensor that gets a gradient."""
@@ -53,5 +53,20 @@ class Graph(NamedTuple):
     """Whether the graph of the same loss was looked at before, in another step."""
 
 
-Fact = Graph
+What = Literal["kept", "none", "foreign", "again", "eval"]
+"""Gradients are not zeroed; there are none; there are none, and the optimizer has none of the
+parameters, either; gradients are used twice; modules are in eval mode."""
+
+
+class LoopFact(NamedTuple):
+    """Something in the training loop that cannot be meant; `watching.loop` sees it."""
+
+    what: What
+    name: str
+    """The first parameter or module of which it is so; "" if that has no name."""
+    many: int
+    """Of how many it is so."""
+
+
+Fact = Graph | LoopFact
 """What a rule may be asked about, see `Rule.check_fact`."""

@@ -204,7 +204,8 @@ class History:
 
     def push_fact(self, fact: Fact) -> None:
         """Add what is seen of the training without reading a tensor."""
-        self.graphs[fact.name] = fact
+        if isinstance(fact, Graph):
+            self.graphs[fact.name] = fact
 
     def gone(self, kind: str, steps: int, after: int) -> list[str]:
         """The tensors of a kind that were in every step, `after` or more, and in none of the last

@@ -12,12 +12,14 @@ import numpy as np
 from hookstats.records.alerts import Alert
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
+from hookstats.rules.facts import Fact, LoopFact
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
 from hookstats.stats.state import COUNT, L1, MEAN
 
 _ROUNDING = 1e-3
 """By how much of their magnitude gradients of logits may miss a sum of zero: they are rounded."""
+_KEPT = "has the gradient of the step before, too: gradients are not zeroed"
 _BOUND = (
     *("ReLU", "ReLU6", "LeakyReLU", "ELU", "GELU", "SiLU", "Sigmoid", "Tanh", "Hardtanh"),
     *("Softmax", "Softplus"),
@@ -125,7 +127,9 @@ class Accumulation(Rule):
     times a factor where gradients are clipped or unscaled. There is an alert if that explains less
     than 1 - `share` of the squares over all biases, and together with the gradients of the step
     before all but `rest` of them, where both have one weight, to `apart` of it. The alert is about
-    the first bias; its value is the weight of the gradients before, by that of the new ones.
+    the first bias; its value is the weight of the gradients before, by that of the new ones. Where
+    gradients stay the same tensors, the backward that adds to them tells whether anything changed
+    them since the last step.
     """
 
     name: ClassVar[str] = "accumulation"
@@ -159,8 +163,11 @@ class Accumulation(Rule):
         rest = squares - weight * with_new - weight_before * with_past
         ratio = weight_before / weight if weight > 0 else 0.0
         if rest <= self.rest * squares and abs(ratio - 1) <= self.apart:
-            says = "has the gradient of the step before, too: gradients are not zeroed"
-            yield self.alert(record, sums.first, says, ratio)
+            yield self.alert(record, sums.first, _KEPT, ratio)
+
+    def check_fact(self, step: int, fact: Fact, history: History) -> Iterator[Alert]:
+        if isinstance(fact, LoopFact) and fact.what == "kept":
+            yield self.about((fact.name, "param_grad"), step, None, _KEPT, 1.0)
 
 
 def _dot(a: Float64, b: Float64) -> float:

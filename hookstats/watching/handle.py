@@ -30,9 +30,11 @@ from hookstats.hooks.toggle import HookToggle
 from hookstats.records.keys import check_phase
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Incident, Monitor, RuleError
+from hookstats.rules.facts import Fact
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.messages import error_text, say, warn
+from hookstats.watching.loop import Loop
 from hookstats.watching.loss_graphs import LossGraphs
 from hookstats.watching.observers import Observers
 from hookstats.watching.recorder import Recorder
@@ -109,6 +111,9 @@ class Watch(Unique):
         self._graphs = LossGraphs(models, self._optimizers, recorder.submit_fact)
         self._silence = Silence(models, self._observers.gradients)
         self._roots.note_call = self._silence.note_call
+        names = {id(parameter): name for name, parameter in selection.parameters.items()}
+        tell = partial(_tell, weakref.ref(self))
+        self._loop = Loop(names, selection.modules, buffers, tell) if monitor.has_rules else None
         try:
             self._attach(models, with_inputs, selection, optimizers)
         except BaseException:
@@ -153,6 +158,8 @@ class Watch(Unique):
         before, then = partial(_steps, *about), partial(_stepped, *about)
         seen = self._observers
         step = partial(StepHook, self._buffers, seen.parameters, seen.after_step, before, then)
+        if self._loop is not None:
+            self._handles += self._loop.add(optimizer)
         self._handles += (
             optimizer.register_step_pre_hook(step(after=False)),
             optimizer.register_step_post_hook(step(after=True)),
@@ -199,7 +206,7 @@ class Watch(Unique):
         if not self._buffers.is_captured():
             given = {**(values or {}), **more}
             self._log.log(as_scalars(given))
-            if self._monitor.has_rules:
+            if self._loop is not None:
                 self._graphs.look(given, self._step - (self._log.closed is not None))
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
@@ -390,6 +397,8 @@ class Watch(Unique):
         self._toggle.end()
         while self._handles:
             self._handles.pop().remove()
+        if self._loop is not None:
+            self._loop.end()
         self._roots.remove_handed_on(self._buffers)
         self._discarded = self._buffers.pending()
         self._silence.end(self._discarded)
@@ -593,6 +602,13 @@ def _steps(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> No
     found = watch()
     if found is not None:
         found._steps_with(optimizer)
+
+
+def _tell(watch: weakref.ref[Watch], fact: Fact) -> None:
+    """Have the rules of a watch, if there is still one, know what was seen in the open step."""
+    found = watch()
+    if found is not None and not found.closed:
+        found._recorder.submit_fact(found._step, fact)
 
 
 def _stepped(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:

@@ -1,0 +1,258 @@
+"""Loop: what a training loop does around the steps of its optimizers, seen without a tensor's data.
+
+Gradients are told apart by identity and by the version that torch counts for changes in place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hookstats._torch import is_plain, makes_optimizer_state
+from hookstats.buffers.double_buffer import DoubleBuffer
+from hookstats.hooks.dynamo import break_graphs
+from hookstats.hooks.inert import Hook
+from hookstats.rules.facts import LoopFact, What
+
+_FIRST = 64
+"""How many steps of an optimizer are looked at; after these, those that are recorded."""
+_LASTS = 3
+"""How many steps have something before it is told."""
+_DROPOUTS = nn.modules.dropout._DropoutNd
+_NORMS = nn.modules.batchnorm._BatchNorm
+
+
+class Loop:
+    """The loop around the steps of a watch's optimizers; raises nothing, and keeps no model alive.
+
+    Of each optimizer the smallest gradients, up to three, are kept until the next step, so that
+    these are known again.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[int, str],
+        modules: Mapping[str, nn.Module],
+        buffers: DoubleBuffer,
+        tell: Callable[[LoopFact], object],
+    ) -> None:
+        """names: of parameters, by id. modules: those that are watched. tell: takes what is
+        found."""
+        self._names = names
+        self._modules = [
+            (name, weakref.ref(module))
+            for name, module in modules.items()
+            if isinstance(module, (_DROPOUTS, _NORMS))
+        ]
+        self._buffers = buffers
+        self._tell = tell
+        self._optimizers: list[_Stepping] = []
+        self._in_eval = 0  # how many steps in a row all modules were
+
+    def add(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        """Look at the steps of an optimizer; before the hooks that close the step."""
+        stepping = _Stepping(self)
+        self._optimizers.append(stepping)
+        return [
+            optimizer.register_step_pre_hook(_StepHook(stepping.before)),
+            optimizer.register_step_post_hook(_StepHook(stepping.after)),
+        ]
+
+    def end(self) -> None:
+        """Let go of all gradients."""
+        for stepping in self._optimizers:
+            stepping.let_go()
+
+    def is_due(self, steps: int) -> bool:
+        """Whether to look at a step, the how many-th of its optimizer."""
+        return steps <= _FIRST or self._buffers.recording
+
+    def knows(self, parameter: Tensor) -> bool:
+        """Whether the watch has a parameter."""
+        return id(parameter) in self._names
+
+    def told(self, what: What, parameter: Tensor | None, many: int = 1) -> None:
+        """Tell of something that is wrong with a parameter, and with so many in all."""
+        name = "" if parameter is None else self._names.get(id(parameter), "")
+        self._tell(LoopFact(what, name, many))
+
+    def look_at_modes(self) -> None:
+        """Look at whether all modules that know a mode of training are in that of evaluation."""
+        several = [(name, module()) for name, module in self._modules]
+        found = [(name, module) for name, module in several if _has_mode(module)]
+        if not found or any(module.training for _, module in found if module is not None):
+            self._in_eval = 0
+            return
+        self._in_eval += 1
+        if self._in_eval == 2:
+            self._tell(LoopFact("eval", found[0][0], len(found)))
+
+
+class _Stepping:
+    """What the steps of one optimizer do with gradients."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._steps = 0
+        self._places: list[tuple[int, int]] = []  # of the parameters whose gradients are kept
+        self._kept: list[tuple[Tensor, int]] = []  # these gradients, and their versions
+        self._none = self._again = self._grown = 0  # in how many steps in a row
+        self._watch: _Arrivals | None = None
+
+    def before(self, optimizer: Optimizer) -> None:
+        """Look at the gradients that a step is about to use."""
+        self._steps += 1
+        if not self._loop.is_due(self._steps):
+            self.let_go()
+            return
+        self._loop.look_at_modes()
+        self._look_for_any(optimizer)
+        kept, self._kept = self._kept, []
+        arrivals, self._watch = self._watch, None
+        if arrivals is not None and arrivals.end():
+            self._loop.told("kept", arrivals.parameter, self._steps)
+        now = [p.grad for p in self._at(optimizer, self._places)]
+        if not kept or len(now) != len(kept):
+            self._again = self._grown = 0
+            return
+        pairs = [(new, *old) for new, old in zip(now, kept, strict=True)]
+        are_same = all(new is old for new, old, _ in pairs)
+        moved = [new is not None and new._version > version for new, _, version in pairs]
+        self._again = self._again + 1 if are_same and not any(moved) else self._again
+        self._grown = self._grown + 1 if are_same and all(moved) else 0
+        if are_same and not any(moved) and self._again == _LASTS:
+            self._loop.told("again", self._at(optimizer, self._places)[0])
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Keep gradients that a step has used."""
+        if self._steps > _FIRST and not self._kept and not self._loop.is_due(self._steps):
+            return
+        if not self._places:
+            self._places = _smallest(optimizer)
+        found = self._at(optimizer, self._places)
+        gradients = [p.grad for p in found]
+        if not found or any(grad is None or not is_plain(grad) for grad in gradients):
+            self._places = []
+            return
+        self._kept = [(grad, grad._version) for grad in gradients if grad is not None]
+        if self._grown >= _LASTS:
+            self._grown = -_FIRST  # once in a while
+            self._watch = _Arrivals(found[0], *self._kept[0])
+
+    def let_go(self) -> None:
+        """Keep nothing."""
+        self._kept, self._places = [], []
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+
+    def _look_for_any(self, optimizer: Optimizer) -> None:
+        """Look at whether the step has any gradient."""
+        if any(p.grad is not None for p in _parameters(optimizer)):
+            self._none = 0
+            return
+        self._none += 1
+        several = [p for p in _parameters(optimizer) if p.requires_grad]
+        if self._none == _LASTS and several:
+            known = next((p for p in several if self._loop.knows(p)), None)
+            self._loop.told("foreign" if known is None else "none", known, len(several))
+
+    def _at(self, optimizer: Optimizer, places: list[tuple[int, int]]) -> list[Tensor]:
+        groups = optimizer.param_groups
+        try:
+            return [groups[i]["params"][j] for i, j in places]
+        except IndexError:  # the groups became others
+            return []
+
+
+class _Arrivals:
+    """Whether a gradient is as a step left it when the next backward adds to it.
+
+    A hook of the parameter's tells, which is there until the next step.
+    """
+
+    def __init__(self, parameter: Tensor, gradient: Tensor, version: int) -> None:
+        self.parameter = parameter
+        self._kept = gradient
+        self._version = version
+        self._times = 0
+        self._is_touched = False
+        hook = _ArrivalHook(self._arrived)
+        self._handle: RemovableHandle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def end(self) -> bool:
+        """Remove the hook; whether a backward came, and nothing but backwards did anything."""
+        self._handle.remove()
+        return self._times > 0 and not self._is_touched
+
+    def _arrived(self) -> None:
+        grad = self.parameter.grad
+        self._is_touched |= grad is not self._kept or grad._version > self._version + self._times
+        self._times += 1
+
+
+class _ArrivalHook(Hook):
+    """Tensor hook of a parameter, which leaves the gradient as it is."""
+
+    __slots__ = ("_then",)
+    __torch_unserializable__ = True
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def __call__(self, gradient: Tensor) -> None:
+        self._then()
+
+
+class _StepHook(Hook):
+    """Step hook of an optimizer, but for steps with a closure, which make their own gradients."""
+
+    __slots__ = ("_then",)
+
+    def __init__(self, then: Callable[[Optimizer], None]) -> None:
+        self._then: Callable[[Optimizer], None] | None = then
+
+    def __call__(
+        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is not None or self._then is None or makes_optimizer_state():
+            return
+        try:
+            self._then(optimizer)
+        except Exception:  # of a parameter that is none: the checks end, the training does not
+            self._then = None
+
+
+break_graphs(_StepHook.__call__, "hookstats looks at the gradients of a step")
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
+
+
+def _smallest(optimizer: Optimizer) -> list[tuple[int, int]]:
+    """The places of the three smallest parameters with gradients."""
+    found = [
+        (parameter.numel(), (i, j))
+        for i, group in enumerate(optimizer.param_groups)
+        for j, parameter in enumerate(group["params"])
+        if parameter.grad is not None
+    ]
+    return [place for _, place in sorted(found)[:3]]
+
+
+def _has_mode(module: Any) -> bool:
+    """Whether the mode of a module says what it does: a dropout's, or that of a batch norm that is
+    trained."""
+    if isinstance(module, _DROPOUTS):
+        return module.p > 0
+    if not isinstance(module, _NORMS) or not module.track_running_stats:
+        return False
+    return module.weight is None or module.weight.requires_grad
