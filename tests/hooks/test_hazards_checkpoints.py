@@ -10,7 +10,6 @@ import torch
 from support.checkpoints import CHECKPOINTS, non_reentrant, plain, reentrant
 from support.expected import assert_adds_up, assert_stats
 from torch import Tensor, nn
-from torch.optim import SGD
 
 import hookstats as hs
 
@@ -56,25 +55,6 @@ def test_checkpoints_count_a_forward_once(
             else:
                 assert coverage[name, "grad_output"].observed == 0
         assert coverage["first.1", "output"].forwards > 2
-
-
-@pytest.mark.parametrize("how", CHECKPOINTS)
-def test_a_shared_parameter_under_checkpoints_is_observed_once_a_step(
-    how: Callable[..., Any],
-) -> None:
-    fc = nn.Linear(3, 3)
-    model = nn.Sequential(fc, nn.Tanh(), fc)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with hs.watch(model, optimizer, kinds=("param_grad",)) as w:
-        x = torch.randn(2, 3, requires_grad=True)
-        for _ in range(2):
-            x = how(model, x)
-        x.sum().backward()
-        optimizer.step()
-        assert fc.weight.grad is not None
-        row = w.coverage()["0.weight", "param_grad"]
-        assert (row.forwards, row.observed, row.backwards) == (1, 1, 1)
-        assert_stats(w.latest["0.weight", "param_grad"], [fc.weight.grad], 0)
 
 
 def test_an_early_stop_of_a_recomputation_is_no_call() -> None:

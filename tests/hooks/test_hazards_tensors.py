@@ -323,21 +323,6 @@ def test_gradients_that_are_gone_when_the_step_closes_are_missing() -> None:
         assert (row.forwards, row.observed, row.missing) == (1, 0, 1)
 
 
-def test_a_parameter_that_several_modules_share_is_observed_once_a_step() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-    model[2].weight = model[0].weight
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with hs.watch(model, optimizer, kinds=("param", "param_grad")) as w:
-        model(torch.randn(2, 3)).sum().backward()
-        optimizer.step()
-        assert [key for key in w.latest if "weight" in key[0]] == [
-            ("0.weight", "param"),
-            ("0.weight", "param_grad"),
-        ]
-        assert model[0].weight.grad is not None
-        assert_stats(w.latest["0.weight", "param_grad"], [model[0].weight.grad], 0)
-
-
 @pytest.mark.parametrize("shape", [(2, 3), (2, 5, 3)])  # the latter's output is a view
 @pytest.mark.parametrize("use", ["none", "backward", "in place", "graph kept", "failure"])
 def test_no_hook_keeps_a_tensor_alive(shape: tuple[int, ...], use: str) -> None:

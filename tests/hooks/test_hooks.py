@@ -13,7 +13,6 @@ from support.changed_outputs import CHANGES, MODULES
 from support.expected import assert_stats
 from support.modules import Lambda
 from torch import Tensor, nn
-from torch.utils import checkpoint
 
 from hookstats.hooks import gradients
 from hookstats.watching.settings import KINDS
@@ -210,30 +209,6 @@ def test_a_late_gradient_is_no_part_of_another_step() -> None:
         row = w.coverage()["", "grad_output"]
         assert (row.forwards, row.observed, row.backwards, row.missing) == (1, 0, 1, 0)
         assert row.skipped == {"step not recorded": 1}
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputation_is_skipped_and_counted(reentrant: bool) -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
-
-    def run(x: Tensor) -> Tensor:
-        y = checkpoint.checkpoint(model[1], model[0](x), use_reentrant=reentrant)
-        assert isinstance(y, Tensor)
-        return y.sum()
-
-    with watch(model, kinds=("output", "grad_output")) as w:
-        run(torch.randn(2, 3)).backward()
-        w.step()
-        coverage = w.coverage()
-        for name in ("0", "1.0", "1.1"):
-            assert w.latest[name, "output"].count.tolist() == [2] * 3
-        assert coverage["1.0", "output"].skipped == {"recomputation": 1}
-        assert coverage["0", "grad_output"].observed == 1
-        row = coverage["1.0", "grad_output"]
-        if reentrant:  # the first pass has no graph, the second is recomputation
-            assert row.skipped == {"requires no gradient": 1, "recomputation": 1}
-        else:
-            assert (row.observed, row.missing) == (1, 0)
 
 
 def test_a_hook_of_a_stale_view_does_not_crash() -> None:

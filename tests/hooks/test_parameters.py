@@ -331,21 +331,6 @@ def test_parameters_that_the_optimizer_gets_later() -> None:
         assert w.coverage()["2.weight", "param_grad"].forwards == 2
 
 
-def test_a_model_that_moves_to_another_dtype() -> None:
-    model = tanh_network()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, kinds=("param", "param_grad")) as w:
-        for dtype in (torch.float32, torch.bfloat16, torch.float64):
-            model.to(dtype)
-            optimizer.zero_grad()
-            model(batch(0).to(dtype)).sum().backward()
-            expected = {name: g.double() for name, g in gradients(model).items()}
-            optimizer.step()
-            assert_gradients(w.latest, expected)
-            infos = {info.name: info.dtype for info in w.latest.sites}
-            assert set(infos.values()) == {str(dtype).removeprefix("torch.")}
-
-
 def test_another_parameter_in_the_place_of_a_dead_one() -> None:
     """Parameters are known by their address, which another one may have after their death."""
     model = nn.ParameterList([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))])

@@ -84,17 +84,6 @@ def test_an_error_that_passes_leaves_a_few_steps_out(
     assert why == f"{error.__name__}: injected; 2 calls missed; it works again"
 
 
-@pytest.mark.parametrize("part", ["records", "scalars"])
-def test_what_always_fails_is_ended_and_closed(part: str) -> None:
-    sink = Fails(part, ZeroDivisionError, range(20))
-    told = train(20, sinks=[sink])
-    assert "is called again" in told[0]
-    assert "failed: ZeroDivisionError: injected, 3 times in a row; the sink is disabled" in told[1]
-    assert len(told) == 2
-    assert sink.tries == TRIES
-    assert sink.closed == 1
-
-
 def test_a_full_memory_ends_no_sink() -> None:
     sink = Fails("records", MemoryError, range(30))
     assert "works again" in train(60, sinks=[sink])[1]

@@ -507,18 +507,6 @@ def small() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_training_does_not_wait_for_a_sink_that_hangs() -> None:
-    hangs = Hangs(at=1)
-    seen: list[int] = []
-    model = small()
-    w = watch(*model, sinks=[hangs, lambda record: seen.append(record.step)], rules=())
-    w._recorder.patience = 0.3
-    with pytest.warns(RuntimeWarning, match="no return within"):
-        train(w, *model)
-    assert seen == list(range(8))
-    hangs.go.set()
-
-
 @pytest.mark.parametrize("by", ["step", "optimizer"])
 def test_a_sink_cannot_close_steps(by: str) -> None:
     model, optimizer = small()
