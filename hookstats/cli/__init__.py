@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from hookstats._version import __version__
 from hookstats.cli.output import describe
-from hookstats.records.suggestions import did_you_mean
+from hookstats.records.keys import did_you_mean
 from hookstats.stats.printable import printable
 
 COMMANDS = (

@@ -31,7 +31,7 @@ from hookstats.hooks.inert import Hook, marked
 from hookstats.hooks.readable import detour, unreadable, without_torch_function
 from hookstats.hooks.traced import hookstats_leaves_out
 from hookstats.records import reasons
-from hookstats.records.suggestions import did_you_mean
+from hookstats.records.keys import did_you_mean
 from hookstats.stats.mask import EXPECTED, unfit
 from hookstats.stats.messages import error_text, warn
 

@@ -15,7 +15,7 @@ import numpy as np
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import Run
 from hookstats.stats.channel_stats import ChannelStats
-from hookstats.stats.derived import columns_of, statistic
+from hookstats.stats.derived import statistic
 from hookstats.stats.lazy_torch import torch
 from hookstats.stats.state import NAN, NEGINF, POSINF
 
@@ -139,7 +139,7 @@ def growth(record: StepRecord, kind: str = "output") -> float:
     Tensors that are all zero or have no finite values are left out; fewer than two tensors give
     NaN.
     """
-    rms = statistic("rms", columns_of(*record.whole_state))
+    rms = statistic("rms", record.tensors.column)
     of_kind = np.array([other == kind for _, other in record], bool)
     values = rms[of_kind]
     depth = np.flatnonzero(values > 0)  # NaN is not

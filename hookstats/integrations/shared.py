@@ -10,9 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hookstats.records.norms import GRADIENT_NORM, has_parts
-from hookstats.records.speeds import COST
-from hookstats.records.suggestions import did_you_mean
+from hookstats.records.keys import did_you_mean
+from hookstats.records.norms import COST, GRADIENT_NORM, has_parts
 from hookstats.rules import as_rules
 from hookstats.stats.arguments import check_optional_integer
 from hookstats.watching.handle import Watch

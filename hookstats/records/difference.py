@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.keys import InOrder, Key
+from hookstats.records.merge import estimated
 from hookstats.records.record import StepRecord, Table
 from hookstats.records.sparse import Float64, Int64, SparseCounts, rows_of
-from hookstats.records.weighing import estimated
 from hookstats.stats import derived
 from hookstats.stats.bins import Bins, is_sampled
 from hookstats.stats.derived import statistic

@@ -195,11 +195,16 @@ def hint(keys: Iterable[Key], name: str, kind: str, chosen: Collection[str]) -> 
     keys = list(keys)
     kinds = list(dict.fromkeys(kind for site, kind in keys if site in chosen))
     if kinds:
-        close = difflib.get_close_matches(kind, kinds, n=1)
-        alike = f"; did you mean {close[0]!r}?" if close else ""
-        return f"{name!r} has the kinds {', '.join(map(repr, kinds))}{alike}"
+        meant = did_you_mean(kind, kinds, 1)
+        return f"{name!r} has the kinds {', '.join(map(repr, kinds))}{meant}"
     names = list(dict.fromkeys(site for site, _ in keys))
     close = difflib.get_close_matches(name, names, n=3)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"{len(names)} names, such as {', '.join(map(repr, names[:3]))}"
+
+
+def did_you_mean(name: str, names: Iterable[str], most: int = 3) -> str:
+    """The end of a message, "; did you mean 'a' or 'b'?"; "" if none of `names` is similar."""
+    close = difflib.get_close_matches(name, names, n=most)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -1,15 +1,20 @@
-"""joined(): the statistics of a site that saw tensors on several devices in one step, merged."""
+"""merged(): the rows of tables in groups; joined(): the sites of several devices."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from hookstats.records.keys import Key
-from hookstats.records.record import StepRecord
-from hookstats.records.tables import merged
+from hookstats.records.record import StepRecord, Table
+from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.stats.bins import is_sampled
+from hookstats.stats.merge import joined_rows, merge, offsets_of
+from hookstats.stats.sample import apportioned
+from hookstats.stats.state import COUNT
 
 
 def joined(record: StepRecord) -> StepRecord:
@@ -42,3 +47,62 @@ def joined(record: StepRecord) -> StepRecord:
         tensors=merged([record.tensors], site_of, len(numbers), sampled=is_sampled(record.bins)),
         channels=channels,
     )
+
+
+def merged(tables: Sequence[Table], group_of_row: Int64, groups: int, *, sampled: bool) -> Table:
+    """A row for each group: what the rows of the tables, one table after the other, merge to.
+
+    Args:
+        group_of_row: int64, the group of each row; -1: in none.
+        sampled: whether the histograms count a sample: each then weighs as many values as it has.
+    """
+    tallies = joined_rows([table.tallies.T for table in tables])
+    moments = joined_rows([table.moments.T for table in tables])
+    states = merge(moments, tallies, group_of_row, groups)
+    hists = [table.hist for table in tables]
+    hist = SparseCounts.empty(groups)
+    if any(len(each.slots) for each in hists):
+        hist = added(hists, tallies[:, COUNT], group_of_row, groups, sampled=sampled)
+    return Table(states[0].T, states[1].T, hist)
+
+
+def counted_of(hist: SparseCounts) -> Int64:
+    """int64 [rows]: how many values were counted."""
+    counted: Int64 = np.diff(offsets_of(hist.counts)[hist.offsets])
+    return counted
+
+
+def estimated(hist: SparseCounts, values: Int64) -> SparseCounts:
+    """How many values each slot would have if all were counted; the counts are float64.
+
+    values: int64 [rows], the finite values of each row.
+    """
+    counted = counted_of(hist)
+    weight = values / np.maximum(counted, 1)
+    estimates: Any = hist.counts * np.repeat(weight, np.diff(hist.offsets))  # float64
+    return SparseCounts(hist.offsets, hist.slots, estimates)
+
+
+def _rounded(estimates: SparseCounts, counted: Int64) -> SparseCounts:
+    """Integers in proportion to `estimates` that add up to what was `counted`, int64 [rows]."""
+    values: Any = estimates.counts  # float64
+    counts = apportioned(values, estimates.offsets, counted)
+    kept = counts > 0
+    return SparseCounts(offsets_of(kept)[estimates.offsets], estimates.slots[kept], counts[kept])
+
+
+def added(
+    parts: Sequence[SparseCounts], values: Int64, row_of: Int64, rows: int, *, sampled: bool
+) -> SparseCounts:
+    """`rows` histograms; row i of the parts, one after the other, is added to row_of[i], or left
+    out where that is -1.
+
+    values: int64, the finite values of each row, by which the counts weigh where they are sampled.
+    """
+    if not sampled:
+        return SparseCounts.added(parts, row_of, rows)
+    hist = SparseCounts.joined(parts)
+    totals = np.zeros(rows, np.int64)
+    kept = row_of >= 0
+    np.add.at(totals, row_of[kept], counted_of(hist)[kept])
+    return _rounded(SparseCounts.added([estimated(hist, values)], row_of, rows), totals)

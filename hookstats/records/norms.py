@@ -1,4 +1,4 @@
-"""gradient_norm(): the norm of all gradients of a record's parameters together."""
+"""The scalars that come by themselves: their names, and gradient_norm()."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.stats.state import COUNT, M2, MEAN, NAN, NEGINF, POSINF
 
+COST = "watch_seconds"
+"""Seconds in which hooks held their lock, and in which steps were closed, on the threads of the
+training, since the step before was closed. A device's own work is not in it."""
+RATE = "steps_per_second"
+SPEEDS = frozenset({COST, RATE})
+"""Scalars that say how fast a training run is, rather than how it goes."""
 GRADIENT_NORM = "grad_norm"
 """The scalar that has `gradient_norm`, unless the training logs one by that name."""
 

@@ -150,21 +150,11 @@ class StepRecord(Mapping[Key, ChannelStats]):
         """The histograms of the tensors."""
         return self.tensors.hist
 
-    @property
-    def channel_hist(self) -> SparseCounts:
-        """The histograms of the channels; without rows where these were not kept."""
-        return SparseCounts.empty(0) if self.channels is None else self.channels.hist
-
     @cached_property
     def whole(self) -> ChannelStats:
         """The statistics of the tensors: its "channels" are the S sites; no `hist`."""
-        moments, tallies = self.whole_state
-        return ChannelStats(torch.from_numpy(moments), torch.from_numpy(tallies))
-
-    @property
-    def whole_state(self) -> tuple[Float64, Int64]:
-        """The moments [S, 5] and tallies [S, 5] of the tensors; views with contiguous columns."""
-        return self.tensors.moments.T, self.tensors.tallies.T
+        moments, tallies, _ = self.tensors
+        return ChannelStats(torch.from_numpy(moments.T), torch.from_numpy(tallies.T))
 
     @cached_property
     def dead(self) -> Int64:

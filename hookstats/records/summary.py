@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from hookstats.records.record import StepRecord
-from hookstats.stats.derived import columns_of, statistic
+from hookstats.stats.derived import statistic
 
 
 class SiteSummary(NamedTuple):
@@ -44,7 +44,7 @@ class SiteSummary(NamedTuple):
 
 def summarise(record: StepRecord) -> list[SiteSummary]:
     """One SiteSummary per site, in the record's order; vectorised over all channels."""
-    whole = columns_of(*record.whole_state)
+    whole = record.tensors.column
     told = [statistic(name, whole) for name in ("count", "mean", "std", "min", "max")]
     return [
         SiteSummary(site.name, site.kind, site.shape, *numbers)

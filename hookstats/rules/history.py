@@ -235,7 +235,7 @@ class History:
         if self.pushed > 1:
             self.past_steps = [*self.past_steps[-WINDOW:], self.step]
         self.before, self.step = self.step, record.step
-        self.columns = columns_of(*record.whole_state)
+        self.columns = record.tensors.column
         self.channels = columns_of(record.moments, record.tallies)
         with np.errstate(all="ignore"):
             self._push_tensors(record)

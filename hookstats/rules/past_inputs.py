@@ -13,6 +13,7 @@ from hookstats.records.keys import Key, Kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.stats.derived import columns_of
+from hookstats.stats.state import COUNT
 
 _BATCHES = 16
 """How many batches are compared with the newest one, to find the same batch again."""
@@ -81,7 +82,7 @@ class PastInputs:
 
     def _seen(self, record: StepRecord, site: int, seen: SeenInputs) -> SeenInputs:
         is_known = self._has_seen(record, site)
-        size = float(record.whole_state[1][site, 0])
+        size = float(record.tensors.tallies[COUNT, site])
         usual = float(np.median(seen.sizes)) if seen.sizes else size
         distance = self._distance(record, site, len(seen.past_distances))
         distance *= min(1.0, math.sqrt(size / usual)) if usual else 1.0

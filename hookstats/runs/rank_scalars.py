@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hookstats.records.norms import GRADIENT_NORM, gradient_norm
+from hookstats.records.norms import COST, GRADIENT_NORM, RATE, gradient_norm
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
-from hookstats.records.speeds import COST, RATE
 from hookstats.runs.format import SCALARS, merged_schema, require_pyarrow
 from hookstats.runs.scalars import OfStep, Scalars, ScalarsByName, ScalarSeries
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from hookstats.records.alerts import Alert, Incident, incidents_of, of_ranks
 from hookstats.records.display import view_of
-from hookstats.records.keys import Key
+from hookstats.records.keys import Key, did_you_mean
 from hookstats.records.record import StepRecord
-from hookstats.records.suggestions import did_you_mean
 from hookstats.runs.alerts import read_alerts
 from hookstats.runs.encode import encode_channels, encode_tensors
 from hookstats.runs.format import (

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hookstats.records.keys import did_you_mean
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
-from hookstats.records.suggestions import did_you_mean
 from hookstats.runs.arrays import numbers
 from hookstats.runs.decode import check_rows
 from hookstats.runs.encode import Rows

@@ -101,7 +101,7 @@ def sampled(
     for k, step in enumerate(track(steps, "reading channels")):
         record = run[step]
         here = np.array([rows[key] for key in record], np.int64)
-        whole = columns_of(*record.whole_state)
+        whole = record.tensors.column
         least[here, k], greatest[here, k] = whole("min"), whole("max")
         _take_channels(record, k, here, channels)
         if run.bins is not None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hookstats.records.keys import label
+from hookstats.records.norms import SPEEDS
 from hookstats.records.record import StepRecord
-from hookstats.records.speeds import SPEEDS
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.show.grid import Cell, fits, print_grid, require_rich
 from hookstats.stats.printable import printable

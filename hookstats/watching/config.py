@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hookstats.records.suggestions import did_you_mean
+from hookstats.records.keys import did_you_mean
 from hookstats.stats.bins import bins_from_dict
 from hookstats.watching.reduce import Reduce
 from hookstats.watching.watch import watch

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hookstats._torch import is_dtensor, is_freed, is_plain, local_shard
 from hookstats.buffers.staging import event
 from hookstats.kernels.ops import ignore_captures
-from hookstats.records.speeds import RATE
+from hookstats.records.norms import RATE
 from hookstats.stats.messages import error_text, warn
 
 _POLL_SECONDS = 2e-4

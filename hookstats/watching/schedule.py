@@ -18,7 +18,7 @@ import torch
 
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.buffers.staging import event
-from hookstats.records.speeds import COST
+from hookstats.records.norms import COST
 from hookstats.rules import Monitor
 from hookstats.watching.reduce import Exchange
 

@@ -53,7 +53,7 @@ def test_a_step_is_what_was_accumulated(bins: Bins | None, channel_bins: Bins | 
     assert record.observed.tolist() == [2, 3, 1]
     assert record.offsets.tolist() == [0, 3, 10, 11]
     assert (record.bins, record.channel_bins) == (bins, channel_bins)
-    assert (record.hist.rows, record.channel_hist.rows) == (3, 11)
+    assert (record.hist.rows, record.rows.hist.rows) == (3, 11)
     for name, tensors in seen.items():
         assert_stats(record[name, "output"], tensors, 1)
 
@@ -68,14 +68,14 @@ def test_steps_do_not_mix_and_sites_without_a_tensor_are_left_out() -> None:
         record = close(buffers, step)
         assert list(record) == [("abc"[i], "output") for i in chosen]
         assert record.hist.rows == len(chosen)
-        assert record.channel_hist.rows == len(record.moments) == sum(2 + i for i in chosen)
+        assert record.rows.hist.rows == len(record.moments) == sum(2 + i for i in chosen)
         for i, x in tensors.items():
             assert_stats(record["abc"[i], "output"], [x], 1)
 
 
 def test_a_double_buffer_without_sites_has_empty_steps() -> None:
     record = close(DoubleBuffer(LogBins(), None))
-    assert len(record) == record.hist.rows == record.channel_hist.rows == 0
+    assert len(record) == record.hist.rows == record.rows.hist.rows == 0
     assert record.moments.shape == record.tallies.shape == (0, 5)
     assert record.offsets.tolist() == [0]
 

@@ -75,9 +75,9 @@ def test_they_are_what_one_device_would_have_seen(
     assert got.observed.tolist() == [1 if key == missing else 2 for key in got]
     for name in ("offsets", "tallies"):
         assert_equal_arrays(getattr(got, name), getattr(expected, name))
-    for name in ("hist", "channel_hist"):
+    for name in ("tensors", "rows"):
         for part in ("offsets", "slots", "counts"):
-            mine, other = (getattr(getattr(r, name), part) for r in (got, expected))
+            mine, other = (getattr(getattr(r, name).hist, part) for r in (got, expected))
             assert_equal_arrays(mine, other)
     np.testing.assert_allclose(got.moments, expected.moments, rtol=1e-5, atol=1e-6)
     of_tensors = got.tensors.moments, expected.tensors.moments

@@ -110,7 +110,7 @@ def changed(record: StepRecord, moments: Any = None, tallies: Any = None) -> Ste
     return replace(
         record,
         tensors=Table(of_tensors[0].T, of_tensors[1].T, record.hist),
-        channels=Table(moments.T, tallies.T, record.channel_hist),
+        channels=Table(moments.T, tallies.T, record.rows.hist),
     )
 
 

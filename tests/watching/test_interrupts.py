@@ -85,7 +85,7 @@ class Training:
 def _bytes(record: StepRecord, site: int) -> bytes:
     first, end = record.offsets[site : site + 2]
     parts = [record.moments[first:end], record.tallies[first:end]]
-    for hist, rows in ((record.hist, (site, site + 1)), (record.channel_hist, (first, end))):
+    for hist, rows in ((record.hist, (site, site + 1)), (record.rows.hist, (first, end))):
         start, stop = hist.offsets[rows[0]], hist.offsets[rows[1]]
         parts += [hist.offsets[rows[0] : rows[1] + 1] - start]
         parts += [hist.slots[start:stop], hist.counts[start:stop]]
