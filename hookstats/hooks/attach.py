@@ -20,7 +20,8 @@ MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 def check_model(model: object) -> None:
     """Raise a ValueError if `model` is no module, or a module whose hooks might never run."""
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model = {model!r}: expected a torch.nn.Module")
+        shown = f"{model!r:.100}" if not hasattr(model, "param_groups") else type(model).__name__
+        raise ValueError(f"model = {shown}: expected a torch.nn.Module")
     for name, module in model.named_modules():
         if is_compiled(module):
             raise ValueError(

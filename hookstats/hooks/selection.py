@@ -6,7 +6,8 @@ import copy
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from torch import nn
 
@@ -29,8 +30,9 @@ class Selection:
     Without `include` these are all parameters, and all modules without children. With `include`,
     they are the modules that it matches, and the parameters that it matches or whose module it
     matches. `exclude` removes modules and parameters in the same way. A glob must match the whole
-    name, a regular expression some part of it. Names are qualified names without the prefixes of
-    wrappers; a module or parameter that has several names goes by the first.
+    name, a regular expression some part of it; a string that is a name is no glob. Names are
+    qualified names without the prefixes of wrappers; a module or parameter that has several names
+    goes by the first, and is found by each.
 
     Raises:
         ValueError: include or exclude is no Selector.
@@ -39,8 +41,10 @@ class Selection:
     def __init__(
         self, model: nn.Module, include: Selector | None = None, exclude: Selector | None = None
     ) -> None:
-        included = None if include is None else _Matcher("include", include)
-        excluded = _Matcher("exclude", () if exclude is None else exclude)
+        named = list(_named_modules(model))
+        self._others = {} if include is None and exclude is None else _other_names(model, named)
+        included = None if include is None else _Matcher("include", include, self._others)
+        excluded = _Matcher("exclude", () if exclude is None else exclude, self._others)
         self.modules: dict[str, nn.Module] = {}
         self.parameters: dict[str, nn.Parameter] = {}
         self.owners: dict[str, tuple[nn.Module, str]] = {}
@@ -49,7 +53,7 @@ class Selection:
         self._names: list[str] = []
         self._module_names: list[str] = []
         seen: set[nn.Parameter] = set()
-        for name, module in _named_modules(model):
+        for name, module in named:
             self._names.append(name)
             self._module_names.append(name)
             wanted = included.module(name, module) if included else _is_leaf(name, module)
@@ -86,7 +90,7 @@ class Selection:
 
         parameters: whether a parameter may have it, too.
         """
-        return name in self._known(parameters)
+        return self._others.get(name, name) in self._known(parameters)
 
     def close_names(self, selector: object, parameters: bool) -> list[str]:
         """Names in the model like `selector`, or any names if none is like it, for error messages.
@@ -121,14 +125,20 @@ def exact_names(selector: Selector | None) -> Iterator[str]:
 class _Matcher:
     """A selector, as functions that match names and modules."""
 
-    def __init__(self, argument: str, selector: Selector) -> None:
+    def __init__(
+        self, argument: str, selector: Selector, known: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """known: all names, each with the one that the module or parameter goes by."""
+        self._known = known
         self._names: list[Callable[[str], object]] = []
         self._modules: list[Callable[[str, nn.Module], object]] = []
         self._add(argument, selector)
 
     def _add(self, argument: str, selector: Selector) -> None:
         if isinstance(selector, str):
-            self._names.append(re.compile(fnmatch.translate(selector)).match)
+            exact = self._known.get(selector)
+            glob = fnmatch.translate(selector) if exact is None else re.escape(exact)
+            self._names.append(re.compile(glob).fullmatch)
         elif isinstance(selector, re.Pattern):
             self._names.append(selector.search)
         elif isinstance(selector, type) and issubclass(selector, nn.Module):
@@ -160,16 +170,38 @@ def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     wrapped = {full: _wrapped(module) for full, module in modules.items()}
     given: set[str] = set()
     for full, module in modules.items():
-        parts = full.split(".")
-        holders = [".".join(parts[:i]) for i in range(len(parts))]
-        kept = [
-            part for part, holder in zip(parts, holders, strict=True) if part not in wrapped[holder]
-        ]
-        name = ".".join(kept)
+        name = _without_wrappers(full, wrapped)
         if not wrapped[full]:
             name = full if name in given else name
             given.add(name)
         yield name, module
+
+
+def _without_wrappers(full: str, wrapped: Mapping[str, set[str]]) -> str:
+    """A name without the prefixes of wrappers; wrapped: `_wrapped` of modules by full names."""
+    parts = full.split(".")
+    holders = [".".join(parts[:i]) for i in range(len(parts))]
+    return ".".join(
+        part for part, holder in zip(parts, holders, strict=True) if part not in wrapped[holder]
+    )
+
+
+def _other_names(model: nn.Module, named: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:
+    """All names of modules and parameters, each with the one that goes by it."""
+    first: dict[int, str] = {}
+    for name, module in named:
+        first.setdefault(id(module), name)
+        for key, parameter in module.named_parameters(recurse=False):
+            first.setdefault(id(parameter), f"{name}.{key}" if name else key)
+    known = {name: name for name in first.values()}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    wrapped = {full: _wrapped(module) for full, module in modules.items()}
+    for full, module in modules.items():
+        name = _without_wrappers(full, wrapped)
+        known.setdefault(name, first[id(module)])
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            known.setdefault(f"{name}.{key}" if name else key, first[id(parameter)])
+    return known
 
 
 def _wrapped(module: nn.Module) -> set[str]:

@@ -13,13 +13,13 @@ from typing import Any
 from hookstats.records.keys import did_you_mean
 from hookstats.records.norms import COST, GRADIENT_NORM, has_parts
 from hookstats.rules import as_rules
-from hookstats.stats.arguments import check_optional_integer
 from hookstats.watching.handle import Watch
 from hookstats.watching.out import agreed, is_taken
 from hookstats.watching.settings import (
     KINDS_BY_DEFAULT,
     Settings,
     as_optimizers,
+    check_max_bytes,
     check_mesh,
     check_out,
     check_sinks,
@@ -80,7 +80,7 @@ def check_values(options: Mapping[str, Any]) -> None:
     if given["kinds"] is None:
         given["kinds"] = KINDS_BY_DEFAULT
     Settings(**{name: given[name] for name in Settings._fields}).checked()
-    check_optional_integer("max_bytes", given["max_bytes"], 1)
+    check_max_bytes(given["max_bytes"])
     check_out(given["append"], given["overwrite"])
     check_mesh(given["mesh"])
     check_sinks(given["sinks"])

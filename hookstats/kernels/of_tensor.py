@@ -11,7 +11,7 @@ from hookstats.kernels.backends import home
 from hookstats.kernels.sampling import Sampling
 from hookstats.stats import reference, state
 from hookstats.stats.arguments import check_integer
-from hookstats.stats.bins import Bins
+from hookstats.stats.bins import EXPECTED_BINS, Bins
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.mask import EXPECTED, check_fits
 
@@ -49,7 +49,7 @@ def channel_stats(
     if reason := _without_data(x) or reference.unsupported(x):
         raise ValueError(f"x has {reason}: expected {reference.SUPPORTED}")
     if bins is not None and not isinstance(bins, Bins):
-        raise ValueError(f"bins = {bins!r}: expected LinearBins, LogBins or None")
+        raise ValueError(f"bins = {bins!r}: expected {EXPECTED_BINS}")
     step = check_integer("step", step, 0)
     channels = reference.channel_count(x, channel_dim)
     if mask is not None:

@@ -18,7 +18,7 @@ from hookstats.watching.watch import watch
 
 RECORDING = "recording"
 _PER_CHANNEL, _PER_TENSOR = 22, 80
-"""Bytes on the disk of a recorded step, see docs/recipes/long.md."""
+"""Bytes on the disk of a recorded step, see docs/guides/long.md."""
 _TIMES = 2
 
 

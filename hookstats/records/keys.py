@@ -156,7 +156,7 @@ class InOrder(Generic[_T]):
 def label(name: str) -> str:
     """The name of a site for people: `printable`; the name of the root module is "(root)", before
     the suffix of a width or call if there is one."""
-    return printable(name if name[:1] not in ("", "[", "@") else f"(root){name}")
+    return printable(f"(root){name}" if _SUFFIX.match(name) else name)
 
 
 def finder(keys: Iterable[Key]) -> Callable[[str, str], Key | None]:

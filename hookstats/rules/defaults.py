@@ -50,9 +50,9 @@ _DEFAULT: tuple[type[Rule], ...] = (
 )
 """Causes before symptoms: of the findings in a step, the first is taken for the cause of others."""
 
-Rules = str | bool | Rule | type[Rule] | Sequence[Rule | type[Rule]]
-"""What stands for rules: "default", "all" or True; one or several, each a Rule or its class;
-False or () for none."""
+Rules = str | bool | Rule | type[Rule] | Sequence[str | Rule | type[Rule]]
+"""What stands for rules: "default", "all" or True; one or several, each a Rule, its class
+or its name; False or () for none."""
 
 
 def default_rules() -> tuple[Rule, ...]:
@@ -101,5 +101,8 @@ def _named(name: str, rules: Any) -> Rule:
         return found()
     lower = {known_name.lower(): known_name for known_name in known}
     close = difflib.get_close_matches(name.lower(), lower, 1)
+    if name.lower() in ("nan", "inf", "nonfinite"):
+        close = ["non-finite"]
     meant = f"; did you mean {lower[close[0]]!r}?" if close else ""
-    raise ValueError(f'rules = {rules!r}: expected "default", or rules such as "loss"{meant}')
+    names = ", ".join(rule.name for rule in _DEFAULT)
+    raise ValueError(f'rules = {rules!r}: expected "default", or some of {names}{meant}')

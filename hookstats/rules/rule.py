@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Rule(ABC):
     """
 
     name: ClassVar[str]
-    """The name of the rule in alerts."""
+    """The name of the rule in alerts; by default that of the class, in small letters."""
 
     advice: ClassVar[str] = ""
     """What usually helps, as a clause without a capital; "" where nothing in general does."""
@@ -65,6 +66,10 @@ class Rule(ABC):
     action: Action = "warn"
     patience: int = 1
     every: int = 100
+
+    def __init_subclass__(cls) -> None:
+        if not hasattr(cls, "name"):
+            cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", cls.__name__).lower()
 
     def __post_init__(self) -> None:
         if not (self.action in ("warn", "raise") or callable(self.action)):

@@ -103,7 +103,11 @@ class Run:
             alike = did_you_mean(str(self.path), _runs_beside(self.path))
             raise FileNotFoundError(f"path = {str(path)!r}: no such run{alike}")
         if not (self.path / RUN_JSON).is_file():
-            raise ValueError(f"path = {str(path)!r}: expected a run directory, with {RUN_JSON}")
+            runs = sorted(_runs_beside(self.path / RUN_JSON))
+            among = f"; runs in it: {', '.join(map(repr, runs[:8]))}" if runs else ""
+            raise ValueError(
+                f"path = {str(path)!r}: expected a run directory, with {RUN_JSON}{among}"
+            )
         # The process may change its directory.
         self._directory = self.path.absolute()
         read_run_json(self._directory)

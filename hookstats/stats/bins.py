@@ -20,6 +20,9 @@ from hookstats.stats.arguments import check_integer
 from hookstats.stats.lazy_torch import is_imported, torch
 from hookstats.stats.sample import Sample, check_sample
 
+EXPECTED_BINS = "LinearBins(64, lo=-4.0, hi=4.0), LogBins() or None"
+"""What an error says of an argument that is to be bins."""
+
 _MIN_EXPONENT = -127  # the exponent field 0 of a float32: zero and the subnormals
 _MAX_EXPONENT = 127
 

@@ -188,7 +188,7 @@ class Watch(Unique):
             self._observers.parameters.observe_all()
         self._close_step()
 
-    def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+    def log(self, values: Mapping[str, Any] | None = None, /, *others: object, **more: Any) -> None:
         """Keep numbers of the step, such as its loss: ``log(loss=loss)``, ``log({"eval/f1": f1})``.
 
         They belong to the open step, or to the step just closed until the model is called again: so
@@ -200,9 +200,12 @@ class Watch(Unique):
         values, more: numbers, or tensors of one element, by name.
 
         Raises:
-            ValueError: a value is something else, or the watch is closed.
+            ValueError: a value is something else or has no name, or the watch is closed.
         """
         self._check_open()
+        if others or not (values is None or isinstance(values, Mapping)):
+            name = values if isinstance(values, str) and values.isidentifier() else "loss"
+            raise ValueError(f"values have no names: expected log({name}=...), or a dict by name")
         if not self._buffers.is_captured():
             given = {**(values or {}), **more}
             self._log.log(as_scalars(given))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,8 @@ from hookstats.hooks.attach import MODULE_KINDS, check_kinds, check_model
 from hookstats.hooks.channels import ChannelDim, check_channel_dim
 from hookstats.hooks.selection import Selection
 from hookstats.runs.kept_channels import CHOICES
-from hookstats.stats.arguments import check_integer
-from hookstats.stats.bins import LinearBins, LogBins
+from hookstats.stats.arguments import check_integer, check_optional_integer
+from hookstats.stats.bins import EXPECTED_BINS, LinearBins, LogBins
 
 PARAMETER_KINDS = ("param", "param_grad", "update")
 OPTIMIZER_STATE = "optimizer_state"
@@ -53,7 +54,7 @@ class Settings(NamedTuple):
         for name in ("bins", "channel_bins"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, (LinearBins, LogBins)):
-                raise ValueError(f"{name} = {value!r}: expected LinearBins, LogBins or None")
+                raise ValueError(f"{name} = {value!r}: expected {EXPECTED_BINS}")
         check_channel_dim(self.channel_dim)
         if self.channels not in CHOICES:
             allowed = ", ".join(map(repr, CHOICES))
@@ -112,6 +113,33 @@ def _check_every(every: object) -> int | str:
         ) from None
 
 
+def check_max_bytes(max_bytes: object) -> int | None:
+    """`max_bytes` as an int, or None.
+
+    Raises:
+        ValueError: it is neither, such as "10GB".
+    """
+    try:
+        return check_optional_integer("max_bytes", max_bytes, 1)
+    except ValueError as error:
+        raise ValueError(f"{error}; 10 GiB are 10 << 30, 10 GB are 10 * 10**9") from None
+
+
+def check_order(model: object, optimizer: object) -> None:
+    """Raise a ValueError where the model and the optimizer change places."""
+    if isinstance(model, Optimizer) and (optimizer is None or isinstance(optimizer, nn.Module)):
+        raise ValueError(
+            f"model has {_kind_of(model)}: expected the model first, as in watch(model, optimizer)"
+        )
+
+
+def _kind_of(value: object) -> str:
+    """A value in an error: its class, where its text may have many lines."""
+    if isinstance(value, (nn.Module, Optimizer, torch.Tensor)):
+        return f"a {type(value).__name__}"
+    return f"{value!r:.100}"
+
+
 def as_optimizers(optimizer: Any) -> list[Optimizer]:
     """The optimizers that `optimizer`, an optimizer, a sequence of them or None, stands for.
 
@@ -145,11 +173,19 @@ def unwrapped(optimizer: Any) -> Optimizer:
     found = optimizer
     while inner := next(filter(_is_optimizer, (getattr(found, n, None) for n in _WRAPPED)), None):
         found = inner
-    if not (isinstance(found, Optimizer) and takes_step_hooks(found)):
-        raise ValueError(
-            f"optimizer has {optimizer!r}: expected a torch.optim.Optimizer, several, or None"
-        )
-    return found
+    if isinstance(found, Optimizer) and takes_step_hooks(found):
+        return found
+    hint = ""
+    if isinstance(optimizer, (torch.Tensor, Iterator)):
+        hint = "; did you mean the optimizer that has these parameters?"
+    elif isinstance(optimizer, nn.Module):
+        hint = "; several models are a list: watch([model, other], optimizer)"
+    elif isinstance(optimizer, (str, Path)):
+        hint = f"; did you mean out={str(optimizer)!r}?"
+    raise ValueError(
+        f"optimizer has {_kind_of(optimizer)}: expected a torch.optim.Optimizer, several, or "
+        f"None{hint}"
+    )
 
 
 def as_models(model: Any) -> dict[str, nn.Module]:

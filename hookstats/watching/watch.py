@@ -22,8 +22,8 @@ from hookstats.rules import Monitor, Rules, as_rules
 from hookstats.runs.headers import wider_limit
 from hookstats.runs.world import current_rank, current_world, world_size
 from hookstats.runs.writer import RunWriter
-from hookstats.stats.arguments import check_optional_integer
 from hookstats.stats.bins import LinearBins, LogBins
+from hookstats.watching.arguments import named
 from hookstats.watching.handle import Watch
 from hookstats.watching.out import is_taken, numbered
 from hookstats.watching.recorder import Recorder
@@ -33,7 +33,9 @@ from hookstats.watching.settings import (
     Settings,
     as_models,
     as_optimizers,
+    check_max_bytes,
     check_mesh,
+    check_order,
     check_out,
     check_sinks,
     models_with_inputs,
@@ -47,6 +49,7 @@ MAX_BYTES = 10 << 30
 _LOG_BINS = LogBins()
 
 
+@named
 def watch(
     model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
@@ -177,10 +180,12 @@ def watch(
             given, or another watch of this rank writes to `out`.
         RuntimeError: `reduce` is given, and another rank does not watch with it.
         ImportError: `out` is given and pyarrow is not installed.
+        TypeError: there is no such argument; the message has the right call.
     """
+    check_order(model, optimizer)
     models = as_models(model)
     optimizers = as_optimizers(optimizer)
-    max_bytes = check_optional_integer("max_bytes", max_bytes, 1)
+    max_bytes = check_max_bytes(max_bytes)
     check_out(append, overwrite)
     check_mesh(mesh)
     by_default = kinds is None and include is None

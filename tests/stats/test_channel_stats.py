@@ -369,7 +369,7 @@ def test_torch_func_is_refused() -> None:
         ({"channel_dim": -3}, "channel_dim = -3"),
         ({"channel_dim": "last"}, "channel_dim = 'last'"),
         ({"channel_dim": True}, "channel_dim = True: expected None or a dimension"),
-        ({"bins": 64}, "bins = 64: expected LinearBins, LogBins or None"),
+        ({"bins": 64}, "bins = 64: expected LinearBins(64, lo=-4.0, hi=4.0), LogBins() or None"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:

@@ -190,7 +190,10 @@ def test_a_compiled_model_is_refused(how: str) -> None:
         ({"include": nn.ReLU, "kinds": ("param",)}, r"include.* kinds = \('param',\)"),
         ({"include": 3}, r"include = 3: expected a glob"),
         ({"exclude": [3]}, r"exclude = 3: expected a glob"),
-        ({"bins": 64}, r"bins = 64: expected LinearBins, LogBins or None"),
+        (
+            {"bins": 64},
+            r"bins = 64: expected LinearBins\(64, lo=-4.0, hi=4.0\), Log",
+        ),
         ({"channel_bins": "log"}, r"channel_bins = 'log': expected LinearBins"),
         ({"channel_dim": "last"}, r"channel_dim = 'last': expected"),
         ({"every": 0}, r'every = 0: expected "auto", or an integer'),
