@@ -4,7 +4,13 @@ The script's optimizers are noted when they are made. At the first call of one o
 gradients on, all wrapping is done, as by DDP or FSDP, and as a rule no code is compiled yet: then
 the modules that own the optimizers' parameters are watched. Until then, nn.Module's `__call__`
 looks for this moment; afterwards it is as it was. Where compiled code makes all the calls, nothing
-sees that moment: the end of the optimizers' first step serves, and that step is not recorded.
+sees that moment: the end of the optimizers' first step serves, and that step is not recorded. Nor
+does anything where a layer's `forward` is called directly.
+
+Where there is no optimizer, and parameters change between two backwards, the script updates them by
+hand: then each backward closes a step.
+
+The script's loss is logged, and the norm of its gradients before clipping; see `loop`.
 
 An optimizer that comes later closes steps of the watch that has its parameters. One of other models
 begins a training of its own, as where a script trains one model after the other: it gets a watch of
@@ -16,9 +22,10 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,22 +38,31 @@ from hookstats._torch import (
     takes_step_hooks,
     without_compiled_calls,
 )
+from hookstats.integrations.loop import Loop
 from hookstats.stats.messages import RUN, error_text, say
 from hookstats.watching.handle import Watch
 
 MOST_TRAININGS = 16
 """So many trainings of a script are watched: there may be one for each of its batches."""
 
+_MOST_BACKWARDS = 100
+"""So many backwards without an optimizer are looked at."""
+
 Begin = Callable[[dict[str, nn.Module], list[Optimizer]], Watch]
 """Begins to watch models, by name, and optimizers."""
 
 
-class _Training(NamedTuple):
+class _Training:
     """What is watched together."""
 
-    watch: Watch
-    optimizers: list[weakref.ref[Optimizer]]
-    models: list[weakref.ref[nn.Module]]
+    def __init__(
+        self, watch: Watch, optimizers: Iterable[Optimizer], models: Iterable[nn.Module]
+    ) -> None:
+        self.watch = watch
+        self.optimizers = [*map(weakref.ref, optimizers)]
+        self.models = [*map(weakref.ref, models)]
+        self.logged = watch.open_step
+        """The step after the last one whose loss was logged."""
 
     def has(self, optimizer: Optimizer) -> bool:
         """Whether the models have a parameter of the optimizer."""
@@ -56,7 +72,7 @@ class _Training(NamedTuple):
 
     def is_over(self) -> bool:
         """Whether nothing can close another step."""
-        return all(one() is None for one in self.optimizers)
+        return bool(self.optimizers) and all(one() is None for one in self.optimizers)
 
 
 class Automatic:
@@ -72,6 +88,9 @@ class Automatic:
         self._init: Any = Optimizer.__init__
         self._call: Any = nn.Module.__call__
         self._waits = False
+        self._loop = Loop(self._after_backward)
+        self._context = ExitStack()
+        self._by_hand = _ByHand()
         self._stepped = set[int]()  # optimizers, by id, of which no call of a module was seen
         self._after_steps: Any = None
         self._process = os.getpid()
@@ -90,11 +109,13 @@ class Automatic:
 
         Optimizer.__init__ = __init__  # type: ignore[method-assign, assignment]
         self._after_steps = register_optimizer_step_post_hook(self._look_after)
+        self._context.enter_context(self._loop.noting())
         return self
 
     def __exit__(self, *exc: object) -> None:
         Optimizer.__init__ = self._init  # type: ignore[method-assign]
         self._after_steps.remove()
+        self._context.close()
         self._look(False)
         self.close()
 
@@ -105,6 +126,7 @@ class Automatic:
 
     def _note(self, optimizer: Optimizer) -> None:
         self._new.append(weakref.ref(optimizer))
+        self._by_hand.is_over = True
         self._look(True)
 
     def _look(self, looks: bool) -> None:
@@ -128,37 +150,81 @@ class Automatic:
         trained = {id(p) for optimizer in new for p in parameters_of(optimizer)}
         if new and not any(id(p) in trained for p in module.parameters()):
             return
-        self._go(new)
+        self._go(new, module)
 
     def _look_after(self, optimizer: Optimizer, *_: object) -> None:
-        if self._waits and os.getpid() == self._process and not makes_optimizer_state():
+        if os.getpid() != self._process or makes_optimizer_state():
+            return
+        self._attempt("logging the loss", lambda: self._log(optimizer))
+        if self._waits:
             self._attempt("looking for what is trained", lambda: self._stepped_unseen(optimizer))
 
+    def _log(self, optimizer: Optimizer) -> None:
+        """Log what the loop told, if the optimizer's step closed one of a watch."""
+        for training in self._going:
+            step = 0 if training.watch.closed else training.watch.open_step
+            if step > training.logged and any(one() is optimizer for one in training.optimizers):
+                training.logged = step
+                training.watch.log(self._loop.take())
+
+    def _after_backward(self) -> None:
+        if os.getpid() == self._process and not self._by_hand.is_over:
+            self._attempt("closing a step", self._step_by_hand)
+
+    def _step_by_hand(self) -> None:
+        """Close a step where the script updates parameters itself, or watch that it does."""
+        watch = self._by_hand.watch
+        if watch is not None:
+            watch.log(self._loop.take())
+            watch.step()
+        elif roots := roots_of(self._by_hand.updated()):
+            self._by_hand.is_over = True  # if this fails
+            with without_compiled_calls(roots):
+                watch = self._by_hand.watch = self._begin(_named(roots), [])
+            watch.leave_out_evaluation()
+            watch.set_step(self._by_hand.backwards)
+            self.watches.append(watch)
+            self._going.append(_Training(watch, [], roots))
+            self._loop.take()
+            self._by_hand.is_over = False
+            say("no optimizer was made: from now on, each backward closes a step", RUN)
+
     def _stepped_unseen(self, optimizer: Optimizer) -> None:
-        """Watch what is trained, if all optimizers that are new have stepped unseen."""
+        """Watch what is trained, if all optimizers that are new have stepped unseen, or one did
+        twice."""
         if all(p.grad is None for p in parameters_of(optimizer)):
             return  # it trains nothing
+        again = id(optimizer) in self._stepped
         self._stepped.add(id(optimizer))
         new = self._alive()
-        if not all(id(one) in self._stepped for one in new):
+        if not (again or all(id(one) in self._stepped for one in new)):
             return
         before = len(self.watches)
         self._go(new)
         for watch in self.watches[before:]:
-            watch.set_step(watch.open_step + 1)
-            say("compiled code calls the model: its first step is not recorded", RUN)
+            watch.set_step(watch.open_step + 1 + again)
+            self._going[-1].logged = watch.open_step
+            what = "steps are" if again else "step is"
+            say(
+                "no call of the model was seen: compiled code calls it, or its forward is called "
+                f"directly; its first {what} not recorded",
+                RUN,
+            )
 
     def _alive(self) -> list[Optimizer]:
         return [optimizer for optimizer in (one() for one in self._new) if optimizer is not None]
 
-    def _go(self, new: list[Optimizer]) -> None:
-        """Watch what the new optimizers train, or have them close steps of a watch."""
+    def _go(self, new: list[Optimizer], called: nn.Module | None = None) -> None:
+        """Watch what the new optimizers train, or have them close steps of a watch.
+
+        called: the module whose call begins.
+        """
         self._look(False)
         self._stepped.clear()
         self._new.clear()
         others = [optimizer for optimizer in new if not self._add(optimizer)]
         if others and len(self.watches) < MOST_TRAININGS:
-            self._attempt("watching", lambda: self._watch(others))
+            self._attempt("watching", lambda: self._watch(others, called))
         elif others and not self._left_out:
             self._left_out = True
             say(f"not watched: what is trained after the first {MOST_TRAININGS} trainings", RUN)
@@ -174,11 +240,11 @@ class Automatic:
                 return True
         return False
 
-    def _watch(self, optimizers: list[Optimizer]) -> None:
+    def _watch(self, optimizers: list[Optimizer], called: nn.Module | None) -> None:
         for over in [training for training in self._going if training.is_over()]:
             self._going.remove(over)
             self._attempt("closing the watch", over.watch.close)
-        roots = roots_of({id(p) for one in optimizers for p in parameters_of(one)})
+        roots = roots_of((p for one in optimizers for p in parameters_of(one)), called)
         if not roots:
             say("not watched: no module owns the parameters of the optimizers", RUN)
             return
@@ -186,8 +252,8 @@ class Automatic:
         with without_compiled_calls(roots):
             watch = self._begin(_named(roots), usable)
         self.watches.append(watch)
-        closing, models = [*map(weakref.ref, usable)], [*map(weakref.ref, roots)]
-        self._going.append(_Training(watch, closing, models))
+        self._going.append(_Training(watch, usable, roots))
+        self._loop.take()
 
     def _attempt(self, what: str, action: Callable[[], object]) -> None:
         try:
@@ -201,23 +267,67 @@ def parameters_of(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     return (p for group in optimizer.param_groups for p in group["params"])
 
 
-def roots_of(trained: set[int]) -> list[nn.Module]:
-    """The modules that own trained parameters and are part of no other module, largest first.
+class _ByHand:
+    """Whether a script updates parameters itself: they change between backwards, and there is no
+    optimizer."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        """Whether there is an optimizer, or no need to look any more."""
+        self.watch: Watch | None = None
+        self.backwards = 0
+        self._seen: tuple[weakref.ref[nn.Module], str, int, float] | None = None
+
+    def updated(self) -> list[torch.Tensor]:
+        """The parameters that are trained, after a backward; none if that is not known yet."""
+        self.backwards += 1
+        self.is_over = self.backwards > _MOST_BACKWARDS
+        if self._seen is None:
+            self._seen = self._first()
+            return []
+        known, name, place, value = self._seen
+        module = known()
+        if module is None or float(getattr(module, name).detach().flatten()[place]) == value:
+            return []
+        return [p for one in _modules() for p in one.parameters() if p.grad is not None]
+
+    def _first(self) -> tuple[weakref.ref[nn.Module], str, int, float] | None:
+        """A parameter that has a gradient, and its element whose gradient is the largest."""
+        for module in _modules():
+            for name, p in module.named_parameters(recurse=False):
+                if p.grad is not None and p.grad.layout is torch.strided and p.grad.any():
+                    place = int(p.grad.abs().argmax())
+                    return weakref.ref(module), name, place, float(p.detach().flatten()[place])
+        return None
+
+
+def _modules() -> list[nn.Module]:
+    """All modules that there are."""
+    # Proxies say that they are what they stand for: `type` knows better.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    return [one for one in modules if "_modules" in one.__dict__]
+
+
+def roots_of(
+    parameters: Iterable[torch.Tensor], called: nn.Module | None = None
+) -> list[nn.Module]:
+    """The modules that own trained parameters and are part of no other module, in the order of the
+    parameters.
+
+    called: the module whose call begins. It stands for a module that has it and a copy of it, as
+        where a wrapper keeps a moving average of the parameters.
 
     Of a module that torch.compile wraps, the module itself counts; of one that has such wrappers
     among its parts, the parts. A module whose trained parameters all belong to modules before it,
     such as a view of some layers, is left out.
     """
-    # Proxies say that they are what they stand for: `type` knows better.
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    modules = [
-        one
-        for one in modules
-        if "_modules" in one.__dict__ and not any(map(is_compiling_wrapper, one.modules()))
-    ]
+    trained = {id(p): place for place, p in enumerate(parameters)}
+    if not trained:
+        return []
+    modules = [one for one in _modules() if not any(map(is_compiling_wrapper, one.modules()))]
     parts = {id(part) for one in modules for part in one._modules.values()}
     owned = [
-        (frozenset(id(p) for p in one.parameters()) & trained, one)
+        (frozenset(id(p) for p in one.parameters()) & trained.keys(), one)
         for one in modules
         if id(one) not in parts
     ]
@@ -225,8 +335,18 @@ def roots_of(trained: set[int]) -> list[nn.Module]:
     for mine, one in sorted(owned, key=lambda pair: -len(pair[0])):
         if not mine <= covered:
             covered |= mine
-            roots.append(one)
-    return roots
+            stands = called is not None and _stands_for(called, one, mine)
+            roots.append((min(trained[p] for p in mine), called if stands else one))
+    return [root for _, root in sorted(roots, key=lambda pair: pair[0]) if root is not None]
+
+
+def _stands_for(module: nn.Module, wrapper: nn.Module, trained: Collection[int]) -> bool:
+    """Whether a wrapper has a module, which has all that is trained, and another one like it."""
+    parts = list(wrapper.modules())
+    if module is wrapper or not any(one is module for one in parts):
+        return False
+    has_copy = any(type(one) is type(module) and one is not module for one in parts)
+    return has_copy and {id(p) for p in module.parameters()}.issuperset(trained)
 
 
 def _named(roots: list[nn.Module]) -> dict[str, nn.Module]:

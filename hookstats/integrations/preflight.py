@@ -101,8 +101,8 @@ class Preflight:
 
     def _check(self, loss: Tensor) -> None:
         optimizers = [one for one in (known() for known in self._optimizers) if one is not None]
-        trained = {id(p) for one in optimizers for p in parameters_of(one)}
-        roots = roots_of(trained)
+        optimized = [p for one in optimizers for p in parameters_of(one)]
+        roots, trained = roots_of(optimized), {id(p) for p in optimized}
         if not roots:
             return
         self._undo()

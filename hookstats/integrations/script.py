@@ -7,6 +7,7 @@ pool train nothing: they are left alone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -45,10 +46,12 @@ class Recorder:
         self._begun = False
         self._ranks = 1
         self._has_children = False
+        self._may_meet_others = False  # which write to the same run
 
     @contextmanager
     def watching(self, *, is_child: bool = False) -> Iterator[None]:
         """In this context, training is watched; at its end, a line on stderr says what was not."""
+        self._may_meet_others = is_child
         automatic = Automatic(self._begin)
         try:
             with self._watched_processes(), automatic:
@@ -69,7 +72,9 @@ class Recorder:
         if not (automatic.watches or others_may_train):
             say("no training was watched", RUN)
 
-    def _begin(self, models: dict[str, nn.Module], optimizers: list[Optimizer]) -> Watch:
+    def _begin(
+        self, models: dict[str, nn.Module], optimizers: list[Optimizer], tries: int = 10
+    ) -> Watch:
         """Begin to watch. By now the ranks have a process group, and so one directory for all."""
         model: Any = models[""] if list(models) == [""] else models
         settings = self._settings
@@ -79,7 +84,14 @@ class Recorder:
             out = self._out or free_name(self._default)
         self._begun = True
         self._ranks = world_size()
-        return watch(model, optimizers, out=out, **settings)
+        try:
+            return watch(model, optimizers, out=out, **settings)
+        except FileExistsError:
+            if self._ranks > 1 or not tries or not (self._out is None or self._may_meet_others):
+                raise
+        # Another process of the script, without a process group, took the name meanwhile.
+        time.sleep(0.1)
+        return self._begin(models, optimizers, tries - 1)
 
     @contextmanager
     def _watched_processes(self) -> Iterator[None]:
