@@ -55,6 +55,9 @@ CTEST_JOBS := $(if $(SIDE_BY_SIDE),$(shell echo $$(( ($(JOBS) + 2) / 2 ))),$(JOB
 # Threads that wait for each other leave the cores to other processes.
 WAITING := OMP_WAIT_POLICY=passive
 
+# The last release of each minor version of torch that wheels serve.
+TORCHES ?= 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
+
 STEPS ?= 100000
 MINUTES ?= 30
 BENCH ?=
@@ -70,8 +73,8 @@ define run_parts
 	  || { echo "make $(1): failed; a line with *** follows the output of each failed part" >&2; exit 1; }
 endef
 
-.PHONY: help demo test check soak faults full cuda-compile pytest pytest-check pytest-full build lint format docs readme-picture page-pictures clean
-.PHONY: matrix wheel bench bench-smoke bench-compare gpu-check $(PRESETS:%=ctest-%)
+.PHONY: help demo test check soak faults clang full cuda-compile pytest pytest-check pytest-full build lint format docs readme-picture page-pictures clean
+.PHONY: matrix wheel wheels bench bench-smoke bench-compare gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -101,7 +104,13 @@ soak: $(STAMPS)/test  ## Train STEPS (100000) steps for at most MINUTES (30), wi
 faults: $(STAMPS)/dev  ## Train all faults and sound programs of bench/faults, three seeds each, and print what rules say: 30 minutes
 	$(WAITING) $(BIN)/python -m bench.faults --seeds 3
 
-full: test check $(WHOLE:%=ctest-%) pytest-full faults bench  ## test, check, all that they sample, faults, bench: hours
+clang: $(STAMPS)/test | $(LOGS)  ## Build the operators and the hooks with clang++, if there is one
+	@command -v clang++ >/dev/null || { echo "hookstats: not built with clang++ (there is none)"; exit 0; }; \
+	CXX=clang++ HOOKSTATS_WERROR=1 $(BIN)/python setup.py build_ext --build-lib build/clang >$(LOGS)/clang.log 2>&1 \
+	  || { cat $(LOGS)/clang.log; exit 1; }; \
+	grep '^hookstats: built' $(LOGS)/clang.log
+
+full: test check $(WHOLE:%=ctest-%) pytest-full faults bench clang  ## test, check, all that they sample, faults, bench: hours
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
 # Whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors.
@@ -185,9 +194,18 @@ matrix:  ## Every torch, or TORCH=2.15.0, in a fresh environment: build, doctor,
 	  $(if $(filter-out file,$(origin PYTHON)),--python "$(PYTHON)") \
 	  $(if $(KEEP),--keep "$(KEEP)") --jobs $(JOBS)
 
+wheels:  ## For each of PYTHONS="python3.11 ...": a wheel with the C++ hooks of every torch from 2.10 to 2.15
+	@for python in $(or $(PYTHONS),$(PYTHON)); do \
+	  venv=build/venvs/$$($$python -c 'import sys; print(sys.implementation.cache_tag)'); \
+	  mkdir -p build/torches; \
+	  headers=$$($$python _build/headers.py build/torches $(TORCHES)) || exit 1; \
+	  HOOKSTATS_HEADERS="$$headers" VIRTUAL_ENV= $(MAKE) --no-print-directory VENV=$$venv PYTHON=$$python wheel || exit 1; \
+	done
+
 wheel: $(STAMPS)/wheel | $(LOGS)  ## Build a manylinux wheel for this Python into dist/, for every torch >= 2.10
 	rm -rf build/wheel build/lib* build/bdist*
-	$(BIN)/python -m pip --disable-pip-version-check wheel -v --no-build-isolation --no-deps \
+	TORCH_CUDA_ARCH_LIST="$(or $(TORCH_CUDA_ARCH_LIST),8.0;9.0;10.0+PTX)" \
+	  $(BIN)/python -m pip --disable-pip-version-check wheel -v --no-build-isolation --no-deps \
 	  --wheel-dir build/wheel . >$(LOGS)/wheel.log 2>&1 || { cat $(LOGS)/wheel.log; exit 1; }
 	@sed -n 's/^ *\(hookstats: .*\)/\1/p' $(LOGS)/wheel.log
 	$(BIN)/python -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' \

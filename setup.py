@@ -8,7 +8,9 @@ torch with CUDA.
 Environment: CXX names the compiler, MAX_JOBS bounds the parallel compilations,
 HOOKSTATS_WERROR=1 makes warnings errors. CUDA_HOME is the folder of the CUDA toolkit, FORCE_CUDA=1
 ends the build if the CUDA kernels cannot be built, TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX" says for
-which GPUs to build them.
+which GPUs to build them: by default for those of this machine, and for the usual ones where it has
+none. HOOKSTATS_HEADERS names folders with headers of other versions of torch (_build/headers.py),
+for which the C++ hooks are built, too, as `make wheels` does.
 """
 
 import os
@@ -101,6 +103,21 @@ def hooks() -> Extension:
     return library("_hooks", sources("hooks/*.cpp"), flags, libraries=["torch_python"])
 
 
+def hooks_for(headers: Path) -> Extension:
+    """The C++ hooks for another version of torch, "2.12.1-cpython-311", by its headers.
+
+    What they use of torch's libraries is found when they are loaded; to be linked with libraries of
+    the same names, be it of another version, has them found there.
+    """
+    major, minor, _ = headers.name.split(".", 2)
+    extension = hooks()
+    extension.name = f"hookstats.torch_{major}_{minor}._hooks"
+    include = headers / "torch" / "include"
+    for folder in (include, include / "torch" / "csrc" / "api" / "include"):
+        extension.extra_compile_args += ["-isystem", str(folder)]
+    return extension
+
+
 def _fail(reason: str) -> None:
     raise RuntimeError(reason)
 
@@ -136,7 +153,7 @@ class BuildLibraries(build_ext):
             extension.libraries += ["c10", "torch", "torch_cpu"]
 
         using = f"with {compiler} against torch {found.version}"
-        of_cpu, of_hooks, of_cuda = self.extensions
+        of_cpu, of_hooks, of_cuda, *others = self.extensions
         joined.join(of_hooks, ROOT, Path(self.build_temp), found.version)
         for remark in (limited, None if cpp_extension.is_ninja_available() else _NO_NINJA):
             if remark is not None:
@@ -152,6 +169,11 @@ class BuildLibraries(build_ext):
         print(f"hookstats: built the CPU operators {using}")
         what = f"C++ hooks {using}"
         self._attempt(of_hooks, what, "the Python hooks", made_hooks, WERROR)
+        for other in others:
+            joined.join(other, ROOT, Path(self.build_temp) / other.name, found.version)
+            self._compile(other)
+            self.extensions.append(other)
+            print(f"hookstats: built C++ hooks: {other.name}")
         if torch.version.cuda is None and not forced:
             reason = "torch has no CUDA; FORCE_CUDA=1 builds them anyway"
             print(f"hookstats: CUDA kernels: not built ({reason})")
@@ -229,7 +251,7 @@ class BuildLibraries(build_ext):
         command.__dict__.update(vars(self))
         command.extensions = [extension]
         # Of its own: a file may be in two libraries, compiled with other flags.
-        command.build_temp = str(Path(self.build_temp) / extension.name.rpartition(".")[2])
+        command.build_temp = str(Path(self.build_temp) / extension.name.partition(".")[2])
         command.force = command.use_ninja or self.force  # ninja itself knows what is out of date
         problem: Exception | None = None
         with overheard.Overheard() as said:
@@ -242,7 +264,9 @@ class BuildLibraries(build_ext):
             raise RuntimeError(reason) from problem
 
 
+HEADERS = os.environ.get("HOOKSTATS_HEADERS", "").split()
+
 setup(
-    ext_modules=[operators(), hooks(), kernels()],
+    ext_modules=[operators(), hooks(), kernels(), *(hooks_for(Path(one)) for one in HEADERS)],
     cmdclass={"build_ext": BuildLibraries},
 )

@@ -84,8 +84,9 @@ def _home(nvcc: str) -> Path | None:
 
 
 def targets(nvcc: Nvcc) -> list[Target]:
-    """The targets in TORCH_CUDA_ARCH_LIST, such as "8.0;9.0+PTX"; without the variable, the default
-    targets that nvcc knows. Ends the build if the list has anything else.
+    """The targets in TORCH_CUDA_ARCH_LIST, such as "8.0;9.0+PTX"; without the variable, the GPUs of
+    this machine, and without any the default targets that nvcc knows, as for a wheel. Ends the
+    build if the list has anything else.
     """
     wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
     if wanted:
@@ -100,12 +101,27 @@ def targets(nvcc: Nvcc) -> list[Target]:
             found.append(Target(match[1], match[2] is not None))
         return found
     done = subprocess.run([nvcc.command, "--list-gpu-arch"], capture_output=True, text=True)
-    known = [
-        capability
-        for capability in DEFAULT_ARCHITECTURES
-        if f"compute_{capability.replace('.', '')}" in done.stdout.split()
-    ]
-    return [Target(capability, ptx=capability == known[-1]) for capability in known]
+    known = done.stdout.split()
+    here = [one for one in capabilities_here() if _of_nvcc(one) in known]
+    if here:
+        return [Target(capability, ptx=False) for capability in here]
+    defaults = [one for one in DEFAULT_ARCHITECTURES if _of_nvcc(one) in known]
+    return [Target(capability, ptx=capability == defaults[-1]) for capability in defaults]
+
+
+def _of_nvcc(capability: str) -> str:
+    return f"compute_{capability.replace('.', '')}"
+
+
+def capabilities_here() -> list[str]:
+    """The compute capabilities of this machine's GPUs, each once; none without nvidia-smi."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    query = [command, "--query-gpu=compute_cap", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True)
+    found = re.findall(r"^\d+\.\d$", done.stdout, re.MULTILINE) if done.returncode == 0 else []
+    return sorted(set(found), key=float)
 
 
 def warning_for(nvcc: Nvcc, torch_cuda: str | None) -> str | None:
@@ -150,6 +166,8 @@ def compile_objects(
         if failed.is_set() or (is_made and said.read_text() == shlex.join(command)):
             return output
         print(shlex.join(command), flush=True)
+        which = f"{sources.index(source) + 1} of {len(sources)}"
+        print(f"hookstats: compiling {source.name}, {which}", flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         print(done.stdout + done.stderr, end="", flush=True)
         if done.returncode != 0:

@@ -75,13 +75,14 @@ int64_t complete_occupancy(const Histograms& histograms, const int64_t* accumula
 
 HOOKSTATS_PREFETCHES_TO_WRITE
 void drain_counts(const Histograms& histograms, SparseCounts& into) {
-  const auto& [counts, occupancy, rows, width] = histograms;
+  int64_t* const occupancy = histograms.occupancy;
+  const int64_t rows = histograms.rows, width = histograms.width;
   const int64_t columns = mark_columns(width);
   int32_t* const slots = into.slots;
   int64_t* const values = into.counts;
   int64_t entries = into.entries;
   for (int64_t r = 0; r < rows; ++r) {
-    int64_t* const row = counts + r * width;
+    int64_t* const row = histograms.counts + r * width;
     if (r + 1 < rows) {  // it is in no cache, and far from this one
       each_marked(occupancy + (r + 1) * columns, width,
                   [&](int64_t begin, int64_t end) __attribute__((always_inline)) {

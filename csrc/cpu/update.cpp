@@ -5,6 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <type_traits>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "cpu/accumulate.h"
 #include "cpu/kernel.h"
@@ -25,8 +28,11 @@ InstructionSet pick_instruction_set() {
   const auto allowed = [limit](const char* name) {
     return limit == nullptr || std::strcmp(limit, name) == 0;
   };
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+  // clang before 16 has no name for f16c.
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c &&
+                    __builtin_cpu_supports("bmi2");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");

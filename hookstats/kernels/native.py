@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import sys
 import sysconfig
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -28,8 +30,14 @@ def _first() -> str:
 
 
 def _library() -> Path | None:
-    """The library of the C++ hooks, if there is one."""
-    libraries = [Path(__file__).parents[1] / f"_hooks{suffix}" for suffix in EXTENSION_SUFFIXES]
+    """The library of the C++ hooks, if there is one: of those in a wheel, that for this torch.
+
+    Patch releases of torch keep the layout of its classes: a wheel has one for each minor release.
+    """
+    package = Path(__file__).parents[1]
+    minor = "_".join(torch.__version__.split(".")[:2])
+    folders = (package / f"torch_{minor}", package)
+    libraries = [folder / f"_hooks{suffix}" for folder in folders for suffix in EXTENSION_SUFFIXES]
     return next(filter(Path.is_file, libraries), None)
 
 
@@ -50,7 +58,10 @@ def _load() -> tuple[ModuleType | None, str | None]:
     """The module of the C++ hooks, or the reason that there is none."""
     if os.environ.get("HOOKSTATS_HOOKS") == "python":
         return None, "HOOKSTATS_HOOKS=python in the environment"
-    version, running = made_for(), re.match(r"\d+\.\d+\.\d+", torch.__version__)
+    library, version = _library(), made_for()
+    if library is not None and library.parent.name.startswith("torch_"):
+        return _of_wheel(library)
+    running = re.match(r"\d+\.\d+\.\d+", torch.__version__)
     if version is not None and (running is None or running[0] != version):
         return None, f"they are for torch {version}, not {torch.__version__}; {_REBUILD} again"
     try:
@@ -58,6 +69,20 @@ def _load() -> tuple[ModuleType | None, str | None]:
     except ImportError as error:  # not built, or damaged
         return None, f"{' '.join(str(error).split())}; {_first()}{_REBUILD}"
     return _hooks, None
+
+
+def _of_wheel(library: Path) -> tuple[ModuleType | None, str | None]:
+    """The C++ hooks in `library`, one of several in a wheel."""
+    spec = importlib.util.spec_from_file_location("hookstats._hooks", library)
+    if spec is None or spec.loader is None:
+        return None, f"{library.name} is no library of this Python; {_REBUILD}"
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        return None, f"{' '.join(str(error).split())}; {_REBUILD}"
+    sys.modules[spec.name] = module
+    return module, None
 
 
 hooks, why_not = _load()

@@ -162,6 +162,36 @@ def test_an_nvcc_newer_than_torch_is_named(
         assert told.startswith("nvcc 13.0 is newer than torch's CUDA 12.8: the CUDA kernels need ")
 
 
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "expected"),
+    [
+        ("9.0\n9.0\n", None, ["sm_90"]),
+        ("9.0\n8.6\n", None, ["sm_86", "sm_90"]),
+        ("12.0\n", None, ["sm_80", "sm_90+PTX"]),  # newer than nvcc knows
+        (None, None, ["sm_80", "sm_90+PTX"]),
+        ("9.0\n", "8.0;8.6+PTX", ["sm_80", "sm_86+PTX"]),
+    ],
+)
+def test_kernels_are_for_the_gpus_that_are_there(
+    gpus: str | None,
+    wanted: str | None,
+    expected: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = "compute_80\ncompute_86\ncompute_90\n"
+    for name, prints in (("nvidia-smi", gpus), ("nvcc", known)):
+        if prints is not None:
+            (tmp_path / name).write_text(f"#!/bin/sh\nprintf '{prints}'\n")
+            (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    if wanted is not None:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", wanted)
+    found = nvcc.targets(nvcc.Nvcc(str(tmp_path / "nvcc"), tmp_path, "13.0"))
+    assert [str(target) for target in found] == expected
+
+
 def test_joined_files_are_compiled_at_once_and_again_where_one_changed(tmp_path: Path) -> None:
     """And for another torch, too: compilers do not name system headers, which torch's are here."""
     first, second = (tmp_path / "csrc" / name for name in ("first.cpp", "second.cpp"))
