@@ -27,12 +27,13 @@ several of these, one of which must match."""
 class Selection:
     """The chosen modules and parameters of a model by their names, each once.
 
-    Without `include` these are all parameters, and all modules without children. With `include`,
-    they are the modules that it matches, and the parameters that it matches or whose module it
-    matches. `exclude` removes modules and parameters in the same way. A glob must match the whole
-    name, a regular expression some part of it; a string that is a name is no glob. Names are
-    qualified names without the prefixes of wrappers; a module or parameter that has several names
-    goes by the first, and is found by each.
+    Without `include` these are all parameters, and all modules without children; torch's own
+    attention, which uses the weights of its child, is one of these. With `include`, they are the
+    modules that it matches, and the parameters that it matches or whose module it matches.
+    `exclude` removes modules and parameters in the same way. A glob must match the whole name, a
+    regular expression some part of it; a string that is a name is no glob. Names are qualified
+    names without the prefixes of wrappers; a module or parameter that has several names goes by
+    the first, and is found by each.
 
     Raises:
         ValueError: include or exclude is no Selector.
@@ -53,10 +54,14 @@ class Selection:
         self._names: list[str] = []
         self._module_names: list[str] = []
         seen: set[nn.Parameter] = set()
+        unused = {
+            part for whole in filter(_uses_weights, model.modules()) for part in whole.modules()
+        }
         for name, module in named:
             self._names.append(name)
             self._module_names.append(name)
-            wanted = included.module(name, module) if included else _is_leaf(name, module)
+            is_leaf = _uses_weights(module) or (module not in unused and _is_leaf(name, module))
+            wanted = included.module(name, module) if included else is_leaf
             if wanted and not excluded.module(name, module) and not _wrapped(module):
                 self.modules[name] = module
             for key, parameter in module.named_parameters(recurse=False):
@@ -209,6 +214,11 @@ def _wrapped(module: nn.Module) -> set[str]:
     children = {name for name, _ in module.named_children()}
     # DataParallel, DistributedDataParallel, AveragedModel, ...: nothing but a `module`.
     return children if children == {"module"} else children & WRAPPED
+
+
+def _uses_weights(module: nn.Module) -> bool:
+    """Whether a module uses the weights of its children, and never calls these."""
+    return getattr(type(module), "forward", None) is nn.MultiheadAttention.forward
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:

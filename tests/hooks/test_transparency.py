@@ -67,12 +67,27 @@ def test_hooks_inside_an_encoder_layer_turn_its_fused_path_off() -> None:
 
 def test_a_part_that_never_runs_is_in_the_coverage() -> None:
     model = Attention()
-    with watch(model, kinds=("output", "grad_output")) as w:
+    included = ("attention.out_proj", "norm")
+    with watch(model, kinds=("output", "grad_output"), include=included) as w:
         model(torch.randn(SEQUENCE)).backward()
         coverage = w.coverage()
     assert coverage["attention.out_proj", "output"].forwards == 0
     assert coverage["attention.out_proj", "grad_output"].forwards == 0
     assert coverage["norm", "output"].observed == 1
+
+
+def test_attention_that_uses_the_weights_of_its_child_is_watched_as_a_whole() -> None:
+    torch.manual_seed(0)
+    model = Attention()
+    with watch(model, kinds=("output", "grad_output", "param_grad")) as w:
+        model(torch.randn(SEQUENCE)).backward()
+        w.step()
+        names = {row.name for row in w.coverage() if row.kind == "output"}
+        assert names == {"attention", "norm"}
+        assert w.latest["attention", "output"].count.shape == (6,)
+        assert ("attention", "output[1]") in w.latest
+        assert ("attention", "grad_output[1]") in w.latest
+        assert ("attention.out_proj.weight", "param_grad") in w.latest
 
 
 def test_outputs_are_the_same_objects() -> None:

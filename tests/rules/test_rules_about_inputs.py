@@ -112,6 +112,13 @@ def test_masks_of_attention_are_not_finite(
     assert [alert.severity for alert in found] == ([] if severity is None else [severity])
 
 
+def test_a_row_that_is_masked_throughout_is_blamed_on_the_attention() -> None:
+    mask = causal()
+    mask[2] = -INF
+    (alert,) = said(NonFinite(), Masked(), [{"x": torch.randn(4, 5, 8), "src_mask": mask}] * 2)
+    assert (alert.site, alert.kind, alert.severity) == ("attention", "output", "error")
+
+
 def test_a_mask_does_not_hide_what_comes_after_it() -> None:
     model = Masked()
     with torch.no_grad():
