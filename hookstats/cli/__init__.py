@@ -12,6 +12,7 @@ away.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -75,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # `>&-`
         print(f"hookstats {options.command}: error: stdout is closed", file=sys.stderr)
         return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names may have characters that ASCII lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():
             # Such as that a damaged part was left out.

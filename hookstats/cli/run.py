@@ -18,8 +18,12 @@ examples:
 from __future__ import annotations
 
 import argparse
+import builtins
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hookstats.cli.arguments import natural
@@ -81,9 +85,24 @@ def run(options: argparse.Namespace) -> int:
     except (ImportError, KeyError, OSError, ValueError) as error:
         say(f"error: {describe(error)}", RUN)
         return 2
+    sys.excepthook = partial(_show_error, sys.excepthook)
     with recorder.watching():
         run_script(options.script, options.arguments, module=options.module)
     return 0
+
+
+def _show_error(
+    show: Callable[..., object], kind: type[BaseException], error: BaseException, trace: Any
+) -> None:
+    """Show an error that ended the script as python does, without what called the script."""
+    frames = trace
+    while frames is not None and frames.tb_frame.f_code is not run_script.__code__:
+        frames = frames.tb_next
+    if frames is not None:
+        trace = frames.tb_next
+        while trace is not None and trace.tb_frame.f_globals.get("__name__") == "runpy":
+            trace = trace.tb_next
+    show(kind, error.with_traceback(trace), trace)
 
 
 def _recorder(options: argparse.Namespace) -> Recorder:
@@ -115,7 +134,11 @@ def run_script(script: str, arguments: list[str], *, module: bool) -> None:
     if module:
         sys.path.insert(0, str(Path.cwd()))
         runpy.run_module(script, run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, str(Path(script).resolve().parent))
-        # As python's, its __file__ holds wherever the script goes.
-        runpy.run_path(str(Path(script).absolute()), run_name="__main__")
+        return
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    # As python's, its __file__ holds wherever the script goes; runpy would set sys.argv[0], too.
+    main.__file__ = str(Path(script).absolute())
+    vars(main)["__builtins__"] = builtins
+    code = compile(Path(script).read_bytes(), main.__file__, "exec", dont_inherit=True)
+    exec(code, vars(main))

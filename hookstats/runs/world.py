@@ -16,12 +16,12 @@ def current_rank() -> int:
     """This process's rank: of torch.distributed if initialised, else RANK in the environment, or 0.
 
     Raises:
-        ValueError: RANK is not an integer of 0 or more.
+        ValueError: RANK is not an integer of 0 or more, of at most nine digits.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
-    value = os.environ.get("RANK", "0")
-    if not value.isdecimal():
+    value = os.environ.get("RANK") or "0"
+    if not (value.isdecimal() and len(value) < 10):
         raise ValueError(f"RANK = {value!r} in the environment: expected an integer, 0 or more")
     return int(value)
 
@@ -31,8 +31,8 @@ def world_size() -> int:
     environment, or 1."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
-    value = os.environ.get("WORLD_SIZE", "1")
-    return max(int(value) if value.isdecimal() else 1, current_rank() + 1)
+    value = os.environ.get("WORLD_SIZE") or "1"
+    return max(int(value) if value.isdecimal() and len(value) < 10 else 1, current_rank() + 1)
 
 
 def current_world() -> dict[str, Any] | None:
@@ -44,7 +44,7 @@ def current_world() -> dict[str, Any] | None:
     process without ranks is a group of one.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        by_hand = not os.environ.keys().isdisjoint(("RANK", "WORLD_SIZE"))
+        by_hand = os.environ.get("RANK") or os.environ.get("WORLD_SIZE")
         return None if by_hand else {"size": 1, "started": _asked_alone()}
     started = agree("hookstats.started", _now())
     size = torch.distributed.get_world_size()

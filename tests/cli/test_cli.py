@@ -338,6 +338,20 @@ def test_colours_are_for_terminals_that_want_them(tmp_path: Path) -> None:
     assert ESCAPE not in call("show", run).out
 
 
+@pytest.mark.check
+def test_a_terminal_of_ascii_gets_escapes(tmp_path: Path) -> None:
+    name = "\u5c42\U0001f525"
+    run = write_run(tmp_path / "run", record_of({(name, "output"): (torch.ones(8, 4), 1)}))
+    done = subprocess.run(
+        [sys.executable, "-m", "hookstats", "show", str(run)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u5c42\U0001f525" in done.stdout
+
+
 @pytest.mark.parametrize("command", [["show", "."], ["report", "."], ["doctor"]])
 def test_without_stdout_it_says_so(command: list[str]) -> None:
     shell = f"exec {shlex.quote(sys.executable)} -m hookstats {shlex.join(command)} >&-"

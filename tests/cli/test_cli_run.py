@@ -389,23 +389,43 @@ def test_scripts_end_as_they_do(script: Path) -> None:
 
 
 @pytest.mark.check
+def test_a_script_sees_and_shows_what_it_would_under_python(script: Path) -> None:
+    script.write_text("""
+import sys
+def fail():
+    raise ValueError(sys.argv, __file__, __name__, __builtins__)
+try:
+    [][1]
+except IndexError:
+    fail()
+""")
+    code, expected = run(script, "training.py", "--lr", "1", watched=False)
+    assert run(script, "training.py", "--lr", "1") == (
+        code,
+        f"hookstats run: no training was watched\n{expected}",
+    )
+    script.write_text("def fail(:")
+    code, expected = run(script, "training.py", watched=False)
+    assert run(script, "training.py")[1].endswith(f"\n{expected}")
+
+
+@pytest.mark.check
 def test_each_training_of_a_script_has_a_run_where_the_command_was_given(script: Path) -> None:
     script.write_text(SEVERAL)
     code, errors = run(script, "-o", "folds", "training.py")
     assert code == 0, errors
     lines = [line for line in errors.splitlines() if line.startswith("hookstats run: ")]
-    assert lines[0] == "hookstats run: not watched: what is trained after the first 16 trainings"
-    assert lines[1] == "hookstats run: 2 steps in folds: hookstats show folds"
-    assert lines[3] == "hookstats run: 3 steps in folds-2: hookstats show folds-2"
-    assert lines[-1] == "hookstats run: 1 step in folds-15: hookstats show folds-15"
-    assert len(lines) == 1 + 16
+    assert lines == ["hookstats run: not watched: what is trained after the first 16 trainings"]
+    assert errors.count(": hookstats show ") == 16
+    for name, steps in (("folds", "2 steps"), ("folds-2", "3 steps"), ("folds-15", "1 step")):
+        assert f"hookstats: {script.parent / name}: {steps}, " in errors
     for number, name in enumerate(("folds", "folds-1", "folds-2")):
         recorded = open_run(script.parent / name)
         assert recorded.closed
         assert recorded[1]["0", "output"].count.tolist() == [2] * (2 + number)
     code, errors = run(script, "-o", "numbered-{n}", "training.py")
-    assert "2 steps in numbered-1: hookstats show numbered-1" in errors
-    assert "3 steps in numbered-3: hookstats show numbered-3" in errors
+    assert f"hookstats: {script.parent}/numbered-1: 2 steps, " in errors
+    assert f"hookstats: {script.parent}/numbered-3: 3 steps, " in errors
 
 
 @pytest.mark.check

@@ -14,7 +14,7 @@ from support.paths import python_path
 from support.samples import BINS, CHANNEL_BINS, sample
 
 from hookstats.runs.run import open_run
-from hookstats.runs.world import current_rank
+from hookstats.runs.world import current_rank, world_size
 from hookstats.runs.writer import RunWriter
 from hookstats.watching.recorder import Recorder
 
@@ -96,6 +96,14 @@ def test_rank(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "3")
     assert current_rank() == 3
     recorder = Recorder(None)
+    monkeypatch.setenv("RANK", "")
+    assert (current_rank(), world_size()) == (0, 1)
+    monkeypatch.setenv("RANK", "9" * 20)
+    with pytest.raises(ValueError, match="expected an integer"):
+        current_rank()
+    monkeypatch.setenv("WORLD_SIZE", "9" * 20)
+    monkeypatch.setenv("RANK", "3")
+    assert world_size() == 4
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(ValueError, match="RANK = 'first' in the environment: expected an integer"):
         current_rank()
