@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 from hookstats.records.ranks import Merger
 from hookstats.records.record import StepRecord
+from hookstats.runs.encode import encode_channels, encode_tensors
+from hookstats.runs.format import CHANNELS, require_pyarrow
 from hookstats.runs.index import Where
 from hookstats.runs.parts import Parts
 
@@ -62,3 +65,10 @@ class MergedRecords:
         for step in self.steps():
             with suppress(KeyError):
                 yield self.record(step, channels=channels)
+
+    def tables(self, folder: str) -> Iterator[tuple[StepRecord, Any]]:
+        """The records, and one of the two tables of each as a pyarrow.Table."""
+        encode = encode_channels if folder == CHANNELS else encode_tensors
+        for record in self.records(channels=folder == CHANNELS):
+            if folder != CHANNELS or record.channels is not None:
+                yield record, require_pyarrow().table(encode([record]))

@@ -14,7 +14,6 @@ from hookstats.records.display import view_of
 from hookstats.records.keys import Key, did_you_mean
 from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import read_alerts
-from hookstats.runs.encode import encode_channels, encode_tensors
 from hookstats.runs.format import (
     CHANNELS,
     RUN_JSON,
@@ -430,15 +429,11 @@ class Run:
         return require_pyarrow().schema(fields)
 
     def _tables(self, schema: Any, channels: bool) -> Iterator[Any]:
+        folder = CHANNELS if channels else TENSORS
         if self._parts.is_stored():
-            found = self._parts.tables(CHANNELS if channels else TENSORS, schema.names)
-            return (table for _, table in found)
-        encode = encode_channels if channels else encode_tensors
-        return (
-            require_pyarrow().table(encode([record])).select(schema.names).cast(schema)
-            for record in self._records.records(channels=channels)
-            if not channels or record.channels is not None
-        )
+            return (table for _, table in self._parts.tables(folder, schema.names))
+        found = self._records.tables(folder)
+        return (table.select(schema.names).cast(schema) for _, table in found)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """`batches` by the Arrow PyCapsule interface: ``polars.DataFrame(run)``."""

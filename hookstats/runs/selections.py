@@ -6,17 +6,17 @@ import errno
 import fnmatch
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.keys import InOrder, Key, finder, hint
-from hookstats.records.record import SiteInfo, StepRecord, Table
-from hookstats.records.sparse import Int64, SparseCounts, rows_of
+from hookstats.records.record import SiteInfo
+from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.runs.arrays import numbers
 from hookstats.runs.decode import check_values, list_offsets, list_values, one_chunk
-from hookstats.runs.format import CHANNELS, HISTOGRAM, TENSORS, PartName
+from hookstats.runs.format import HISTOGRAM, TENSORS, PartName
 from hookstats.runs.merged import MergedRecords
 from hookstats.runs.part_file import open_part
 from hookstats.runs.parts import Parts
@@ -24,65 +24,64 @@ from hookstats.stats.state import TALLIES
 
 Choose = Callable[[Collection[Key]], list[Key]]
 """Of all sites, those that are chosen."""
+_KEYS = ("step", "site", "kind")
 
 
-class Selection(Protocol):
-    """The rows of the chosen sites, site by site and in order of steps: N in all."""
+class Selection:
+    """The rows of the chosen sites in one of the tables, site by site and in order of steps: N.
 
-    keys: list[Key]
-    """The chosen sites."""
-    steps: Int64
-    """int64 [N]."""
-    bounds: list[int]
-    """[sites + 1]: site i owns rows bounds[i]:bounds[i + 1]."""
-
-    def column(self, name: str) -> NDArray[Any]:
-        """A column with one number a row, [N]."""
-
-    def hist(self, rows: slice) -> SparseCounts:
-        """The histograms of some rows."""
-
-    def info(self, key: Key) -> SiteInfo:
-        """The description of a site in the last record that has the site."""
-
-
-class Stored:
-    """The rows of one table of one rank, read column by column from its parts.
+    Of one rank they are read column by column from its parts, of several ranks all at once: every
+    step is read and merged once, and what the chosen sites have is kept.
 
     Raises:
         KeyError: as of `choose`.
     """
 
-    def __init__(self, parts: Parts, folder: str, choose: Choose) -> None:
+    def __init__(self, parts: Parts, records: MergedRecords, folder: str, choose: Choose) -> None:
         self._parts = parts
         self._folder = folder
-        numbers_of: dict[Key, int] = {}
-        names = ("step", "site", "kind")
+        known: dict[Key, int] = {}
+        is_stored = parts.is_stored()
         found = [
-            (name, numbers(table.column("step")), site_numbers(table, numbers_of))
-            for name, table in parts.tables(folder, names)
+            (name, numbers(table.column("step")), site_numbers(table, known))
+            for name, table in parts.tables(folder if is_stored else TENSORS, _KEYS)
         ]
-        self.keys = choose(list(numbers_of))
-        chosen = np.full(len(numbers_of) + 1, -1)
-        chosen[[numbers_of[key] for key in self.keys]] = np.arange(len(self.keys))
-        self._rows: dict[PartName, Int64] = {}  # among the valid rows of each part
+        self.keys: list[Key] = choose(list(known))
+        """The chosen sites."""
+        chosen = np.full(len(known) + 1, -1)
+        chosen[[known[key] for key in self.keys]] = np.arange(len(self.keys))
         sites, steps = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for name, step, site in found:
-            site = chosen[site]
-            rows = self._rows[name] = np.flatnonzero(site >= 0)
-            sites.append(site[rows])
-            steps.append(step[rows])
+        self._rows: dict[PartName, Int64] = {}  # of one rank, among the valid rows of each part
+        self._places = parts.places(folder)
+        self._merged: list[Any] = []  # of several ranks, a pyarrow.Table of each step
+        self._infos: dict[Key, SiteInfo] = {}  # of several ranks, the last of each site
+        if is_stored:
+            for name, step, site in found:
+                rows = self._rows[name] = np.flatnonzero(chosen[site] >= 0)
+                sites.append(chosen[site][rows])
+                steps.append(step[rows])
+        else:
+            for record, table in records.tables(folder):
+                self._infos |= zip(record, record.sites, strict=True)
+                site = chosen[site_numbers(table, known)]
+                rows = np.flatnonzero(site >= 0)
+                self._merged.append(table.take(rows))
+                sites.append(site[rows])
+                steps.append(numbers(table.column("step"))[rows])
         site = np.concatenate(sites)
         self._order = np.argsort(site, kind="stable")
         self.steps: Int64 = np.concatenate(steps)[self._order]
+        """int64 [N]."""
         self.bounds = [0, *np.cumsum(np.bincount(site, minlength=len(self.keys))).tolist()]
-        self._places = parts.places(folder)
+        """[sites + 1]: site i owns rows bounds[i]:bounds[i + 1]."""
         self._columns: dict[str, NDArray[Any]] = {}
 
     def column(self, name: str) -> NDArray[Any]:
+        """A column with one number a row, [N]."""
         if name not in self._columns:
             parts = [numbers(table.column(name))[rows] for table, rows in self._tables([name])]
-            self._columns[name] = _joined(parts, name)[self._order]
+            joined = np.concatenate(parts) if parts else np.zeros(0, dtype_of(name))
+            self._columns[name] = joined[self._order]
         return self._columns[name]
 
     @cached_property
@@ -95,9 +94,13 @@ class Stored:
         return SparseCounts.joined(found).chosen(self._order)
 
     def hist(self, rows: slice) -> SparseCounts:
+        """The histograms of some rows."""
         return self._hist[rows]
 
     def info(self, key: Key) -> SiteInfo:
+        """The description of a site in the last record that has the site."""
+        if key in self._infos:
+            return self._infos[key]
         step = int(self.steps[self.bounds[self.keys.index(key) + 1] - 1])
         where = next(
             where for places in self._places.values() for where in places if where.step == step
@@ -106,7 +109,9 @@ class Stored:
         return next(site for site in record.sites if (site.name, site.kind) == key)
 
     def _tables(self, columns: Sequence[str]) -> Iterator[tuple[Any, Int64]]:
-        """Of each part a pyarrow.Table of its rows, and which rows are chosen."""
+        """Pyarrow tables, and which rows of each are chosen."""
+        for table in self._merged:
+            yield table, np.arange(table.num_rows)
         for name, rows in self._rows.items():
             if len(rows):
                 yield self._table(name, rows, columns)
@@ -134,93 +139,9 @@ class Stored:
             raise
 
 
-class _Found(NamedTuple):
-    """What a step has of the chosen sites."""
-
-    rows: Table
-    site: Int64
-    """int64 [rows]: which of the chosen sites each is of."""
-    step: int
-    observed: Int64
-    channels: Int64
-    dead: Int64
-
-
-class OfRecords:
-    """The rows of one table of all ranks, merged: every step is read once, and what the chosen
-    sites have is kept."""
-
-    def __init__(self, parts: Parts, records: MergedRecords, folder: str, choose: Choose) -> None:
-        keys: dict[Key, int] = {}
-        for _, table in parts.tables(TENSORS, ("site", "kind")):
-            site_numbers(table, keys)
-        self.keys = choose(list(keys))
-        number = {key: i for i, key in enumerate(self.keys)}
-        self._infos: dict[Key, SiteInfo] = {}
-        found = [
-            self._of(record, number, folder)
-            for record in records.records(channels=folder == CHANNELS)
-            if folder == TENSORS or record.channels is not None
-        ]
-        site = np.concatenate([np.zeros(0, np.int64), *(each.site for each in found)])
-        steps = [np.full(len(each.site), each.step, np.int64) for each in found]
-        self._order = np.argsort(site, kind="stable")
-        self.steps: Int64 = np.concatenate([np.zeros(0, np.int64), *steps])[self._order]
-        self.bounds = [0, *np.cumsum(np.bincount(site, minlength=len(self.keys))).tolist()]
-        self._found = found
-
-    def _of(self, record: StepRecord, number: dict[Key, int], folder: str) -> _Found:
-        chosen = [i for i, key in enumerate(record) if key in number]
-        infos = [record.sites[i] for i in chosen]
-        self._infos |= {(site.name, site.kind): site for site in infos}
-        sites = np.array([number[site.name, site.kind] for site in infos], np.int64)
-        places = np.array(chosen, np.int64)
-        if folder == TENSORS:
-            table = record.tensors.chosen(places)
-        else:
-            table = record.rows.chosen(rows_of(record.offsets, places))
-            sites = np.repeat(sites, np.diff(record.offsets)[places])
-        channels = np.array([site.channels for site in infos], np.int64)
-        return _Found(
-            table, sites, record.step, record.observed[places], channels, record.dead[places]
-        )
-
-    def column(self, name: str) -> NDArray[Any]:
-        of_sites = name in _Found._fields
-        parts = [getattr(f, name) if of_sites else f.rows.column(name) for f in self._found]
-        return _joined(parts, name)[self._order]
-
-    @cached_property
-    def _hist(self) -> SparseCounts:
-        parts = [SparseCounts.empty(0), *(each.rows.hist for each in self._found)]
-        return SparseCounts.joined(parts).chosen(self._order)
-
-    def hist(self, rows: slice) -> SparseCounts:
-        return self._hist[rows]
-
-    def info(self, key: Key) -> SiteInfo:
-        return self._infos[key]
-
-
-def _joined(parts: Sequence[NDArray[Any]], name: str) -> NDArray[Any]:
-    """The parts of a column one after the other."""
-    return np.concatenate(parts) if parts else np.zeros(0, dtype_of(name))
-
-
 def dtype_of(name: str) -> type[np.int64] | type[np.float64]:
     """The dtype of a column of statistics."""
     return np.int64 if name in TALLIES else np.float64
-
-
-def select(parts: Parts, records: MergedRecords, folder: str, choose: Choose) -> Selection:
-    """The rows of the chosen sites in one of the tables.
-
-    Raises:
-        KeyError: as of `choose`.
-    """
-    if parts.is_stored():
-        return Stored(parts, folder, choose)
-    return OfRecords(parts, records, folder, choose)
 
 
 def site_numbers(table: Any, keys: dict[Key, int], order: InOrder[int] | None = None) -> Int64:

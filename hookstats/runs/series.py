@@ -17,7 +17,7 @@ from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.format import CHANNELS, TENSORS
 from hookstats.runs.merged import MergedRecords
 from hookstats.runs.parts import Parts
-from hookstats.runs.selections import Selection, choose, dtype_of, select
+from hookstats.runs.selections import Selection, choose, dtype_of
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import Statistics, dead, statistic
@@ -206,7 +206,7 @@ class Series(Mapping[Key, SiteSeries]):
                 raise KeyError(f"{parts.run} has no {has} yet")
             return choose(keys, names, kinds)
 
-        self._tensors = select(parts, records, TENSORS, chosen)
+        self._tensors = Selection(parts, records, TENSORS, chosen)
         bounds = self._tensors.bounds
         self._sites = {
             key: SiteSeries(self, key, slice(*bounds[i : i + 2]))
@@ -222,7 +222,7 @@ class Series(Mapping[Key, SiteSeries]):
 
         if not any(self._parts.channels.values()):
             return None
-        return select(self._parts, self._records, CHANNELS, chosen)
+        return Selection(self._parts, self._records, CHANNELS, chosen)
 
     @property
     def steps(self) -> Int64:
