@@ -17,8 +17,7 @@ from hookstats.records.difference import STATISTICS, Comparison, Difference, Sid
 from hookstats.records.keys import InOrder, Key, label
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs import selections
-from hookstats.runs.arrays import numbers
-from hookstats.runs.decode import decode, one_chunk
+from hookstats.runs.decode import decode, numbers, one_chunk
 from hookstats.runs.format import HISTOGRAM, require_pyarrow
 from hookstats.runs.format import STATISTICS as COLUMNS
 from hookstats.runs.run import Run, open_run

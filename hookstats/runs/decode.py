@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from hookstats.records.layout import Cut, Layout, parse_meshes, parse_placements
 from hookstats.records.record import SiteInfo, Table
 from hookstats.records.sparse import Int64, SparseCounts
-from hookstats.runs.arrays import numbers
-from hookstats.runs.format import HISTOGRAM, LAYOUT, STATISTICS
+from hookstats.runs.format import HISTOGRAM, LAYOUT, STATISTICS, require_pyarrow
 from hookstats.stats.bins import Bins
 from hookstats.stats.merge import offsets_of
 from hookstats.stats.state import MOMENTS, TALLIES
@@ -22,6 +21,23 @@ DESCRIBED = ("site", "kind", "channel_dim", "channels", "shape", "dtype", *LAYOU
 """The columns of `TENSORS` that say what a site is."""
 
 _COUNTS = {"channels", "observed", "channel", *TALLIES}
+
+
+def numbers(column: Any, *, nulls: bool = True) -> NDArray[Any]:
+    """The integers or floats of a pyarrow.Array or ChunkedArray; read-only, and a copy only where
+    there are nulls or several chunks. `to_numpy` would import pandas.
+
+    nulls: have NaN for them, rather than raise a pyarrow.ArrowInvalid, which is a ValueError.
+    """
+    if hasattr(column, "chunks"):
+        if not column.num_chunks:  # combined, these import pandas
+            column = require_pyarrow().nulls(0, column.type)
+        else:
+            column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if column.null_count:
+        array: NDArray[Any] = column.to_numpy(zero_copy_only=not nulls)
+        return array
+    return np.from_dlpack(column)
 
 
 def decode(table: Any) -> Table:

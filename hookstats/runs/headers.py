@@ -21,8 +21,6 @@ from hookstats.stats.bins import Bins, LinearBins, LogBins, bins_from_dict
 from hookstats.stats.printable import printable
 
 _MAY_DIFFER = ("torch", "every", "channels", "budget", "grad_scale", "setup", "rules")
-_ABSENT = {"moments": 2}
-"""By entry of a header, what its absence means, where this is not null."""
 _BINS = ("bins", "channel_bins")
 _TEXTS = ("created", "closed", "hookstats")
 _HEADER = {
@@ -32,7 +30,6 @@ _HEADER = {
     "kinds": list,
     "every": int,
     "torch": str,
-    "moments": int,
 }
 """The types of the entries of a header that are read; all are optional."""
 
@@ -249,7 +246,7 @@ def _entry(header: Mapping[str, Any], key: str) -> Any:
     value = header.get(key)
     if key in _BINS and isinstance(value, dict):
         return {name: value[name] for name in value if name != "sample"}
-    return _ABSENT.get(key) if value is None else value
+    return value
 
 
 def now() -> str:

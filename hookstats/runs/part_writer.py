@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hookstats.runs.arrays import numbers
+from hookstats.runs.decode import numbers
 from hookstats.runs.encode import PartBuilder, Rows, encode_part
 from hookstats.runs.files import RunDirectory, remove_temporaries
 from hookstats.runs.format import PartName, list_parts, schema_of
@@ -79,8 +79,8 @@ class PartWriter:
         self._written = 0  # records in all parts, those that are gone included
         self._gaps: dict[int, str] = {}  # since the last part that is sealed
         self._left = 0  # bytes of temporary files that could not be removed
-        self._due = 0.0  # when the pending part is old
-        self._retry: float | None = None  # when to try again, after a failure
+        self._due = 0.0  # when the pending part is old, or when to try again
+        self._has_failed = False  # the last attempt
         self.lost = 0
         """How many steps were dropped because the disk took none."""
         self.incidents: Callable[[], Sequence[tuple[int, int]]] = tuple
@@ -128,7 +128,7 @@ class PartWriter:
     def is_full(self) -> bool:
         """Whether what waits for the disk has the memory that it may have."""
         most = _PARTS_WAITING * self._pace.bytes_per_part
-        return self._retry is not None and self._waiting >= most
+        return self._has_failed and self._waiting >= most
 
     def takes(self, step: int) -> bool:
         """Whether `add` may be called for this step; otherwise the step is noted as lost."""
@@ -150,6 +150,7 @@ class PartWriter:
         part."""
         if rows.step <= self._before:
             self._seal()
+            self._due = self._due if self._has_failed else 0.0
         self._begin()
         self._before = rows.step
         self._rows[self._main].append(rows)
@@ -161,27 +162,26 @@ class PartWriter:
             self._rows[folder] += rows
 
     def _begin(self) -> None:
-        if not self._is_pending:
+        if not self._waits:
             self._due = time.monotonic() + self._pace.seconds_per_part
 
     @property
     def _is_pending(self) -> bool:
         return any(self._rows.values())
 
+    @property
+    def _waits(self) -> bool:
+        """Whether there is something to write or to thin."""
+        return self._is_pending or bool(self._sealed) or self._has_failed
+
     def due_in(self) -> float | None:
         """Seconds until `flush_if_due` has something to write; None while nothing is pending."""
-        if self._retry is None and not self._is_pending:
-            return 0.0 if self._sealed else None
-        due = self._due if self._retry is None else self._retry
-        return max(0.0, due - time.monotonic())
+        return max(0.0, self._due - time.monotonic()) if self._waits else None
 
     def flush_if_due(self) -> bool:
         """Write what is pending as a part if it is old or large enough; whether it was."""
-        now = time.monotonic()
-        is_due = bool(self._sealed) or (
-            self._is_pending and (self._pending >= self._pace.bytes_per_part or now >= self._due)
-        )
-        if is_due if self._retry is None else now >= self._retry:
+        is_large = not self._has_failed and self._pending >= self._pace.bytes_per_part
+        if self._waits and (is_large or time.monotonic() >= self._due):
             self.flush()
             return True
         return False
@@ -202,9 +202,9 @@ class PartWriter:
                 self._thin(self._max_bytes)
         except Exception:
             pause = max(self._pace.seconds_per_part, self._pace.seconds_per_retry)
-            self._retry = time.monotonic() + pause
+            self._due, self._has_failed = time.monotonic() + pause, True
             raise
-        self._retry = None
+        self._has_failed = False
 
     @property
     def thinned(self) -> int:
@@ -272,7 +272,7 @@ class PartWriter:
             self._run.write(f"{folder}/{name}", content, self._rank, new=True)
         except FileExistsError:
             # The attempt before may have failed after the file had its name.
-            if self._retry is None or path.read_bytes() != bytes(content):
+            if not self._has_failed or path.read_bytes() != bytes(content):
                 raise
 
     def _thin(self, max_bytes: int) -> None:

@@ -13,8 +13,15 @@ import numpy as np
 
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.scaled import scaled
-from hookstats.runs.arrays import numbers
-from hookstats.runs.decode import DESCRIBED, Texts, check_rows, check_values, decode, sites_of
+from hookstats.runs.decode import (
+    DESCRIBED,
+    Texts,
+    check_rows,
+    check_values,
+    decode,
+    numbers,
+    sites_of,
+)
 from hookstats.runs.files import naming
 from hookstats.runs.format import (
     CHANNELS,

@@ -34,8 +34,7 @@ from hookstats.runs.index import Where
 from hookstats.runs.merged import MergedRecords
 from hookstats.runs.part_file import Footer, check_grad_scale
 from hookstats.runs.parts import Cache, Parts
-from hookstats.runs.rank_scalars import RankScalars
-from hookstats.runs.scalars import Scalars, ScalarsByName
+from hookstats.runs.scalars import RankScalars, Scalars, ScalarsByName
 from hookstats.runs.series import Series, span
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from hookstats.records.keys import InOrder, Key, finder, hint
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64, SparseCounts
-from hookstats.runs.arrays import numbers
-from hookstats.runs.decode import check_values, list_offsets, list_values, one_chunk
+from hookstats.runs.decode import check_values, list_offsets, list_values, numbers, one_chunk
 from hookstats.runs.format import HISTOGRAM, TENSORS, PartName
 from hookstats.runs.merged import MergedRecords
 from hookstats.runs.part_file import open_part

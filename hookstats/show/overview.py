@@ -13,7 +13,7 @@ import numpy as np
 from hookstats.records.keys import InOrder, Key, plain_kind
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64, Int64
-from hookstats.runs.arrays import numbers
+from hookstats.runs.decode import numbers
 from hookstats.runs.format import STATISTICS
 from hookstats.runs.run import Run
 from hookstats.runs.selections import site_numbers
