@@ -117,13 +117,13 @@ _FAULTS = (
     Fault(
         name="arch/rectified-logits",
         base="mlp-fp16",
-        where=("head", "out"),
+        says=("logits", "loss graph"),
         start=plant.followed_by(nn.ReLU),
     ),
     Fault(
         name="arch/softmax-twice",
         base="mlp",
-        where=("head", "out"),
+        says=("logits", "loss graph"),
         start=plant.followed_by(partial(nn.Softmax, -1)),
     ),
 )

@@ -149,6 +149,9 @@ class History:
         """int64 [R]: how many zeros the channel had in these steps."""
         self.dead_since: Int64
         """int64 [R]: the number of the first of these steps."""
+        self.lived: Int64
+        """int64 [R]: in how many steps, all before these, fewer than 9 of 10 values were zero; -1
+        where there were other steps, too."""
         self._record: StepRecord
         self._inputs = PastInputs()
         self._known: dict[Key, int] = {}
@@ -158,7 +161,7 @@ class History:
         self._width = 0  # how many these are
         self._all_rms = np.empty((0, WINDOW))
         self._all_seen = np.zeros((0, 3), np.int64)  # in how many steps, when last, calls
-        self._all_dead = np.zeros((0, 3), np.int64)  # steps, values, since
+        self._all_dead = np.zeros((0, 4), np.int64)  # steps, values, since, lived
 
     @property
     def tensors(self) -> ChannelStats:
@@ -270,12 +273,17 @@ class History:
     def _push_dead(self) -> None:
         count = self.channels("count")
         self.dead = dead(self.channels)
-        lasts = self.channels("zero") == count  # nothing is known of channels without values
-        steps, values, since = self._all_dead[self._rows].T
+        zeros = self.channels("zero")
+        lasts = zeros == count  # nothing is known of channels without values
+        steps, values, since, lived = self._all_dead[self._rows].T
         since = np.where(steps > 0, since, self.step)
+        is_gone = (lived < 0) | ((steps > 0) | (10 * zeros >= 9 * count)) & ~lasts
+        self.lived = np.where(is_gone, -1, lived + ~lasts)
         self.dead_steps, self.dead_values = (steps + self.dead) * lasts, (values + count) * lasts
         self.dead_since = since
-        self._all_dead[self._rows] = np.stack((self.dead_steps, self.dead_values, since), 1)
+        self._all_dead[self._rows] = np.stack(
+            (self.dead_steps, self.dead_values, since, self.lived), 1
+        )
 
     def _place(self, record: StepRecord) -> None:
         """Find where the sites of `record` are, and make room for those that are new."""

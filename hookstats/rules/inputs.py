@@ -24,7 +24,9 @@ class Inputs(Rule):
     inputs of zero mean and unit variance). It is unlike before if more of its values have to move
     to give the average histogram of the steps before (the total variation distance) than
     `past_inputs.usual_limit` says, in two steps in a row, or half of all in one; small batches have
-    larger distances. Numbers of tokens have no order, and no distance. It is constant if all values
+    larger distances. Numbers of tokens have no order, and no distance. A channel is lost if it is
+    all zero in `lost` steps in a row, 1024 values or more, while others are not, and fewer than 9
+    of 10 of its values were in each of the 20 steps or more before. It is constant if all values
     are equal, or if the first layer gives the same for each sample in two steps in a row. The alert
     is about the root's input, or that of the first module. Its value is the rms, or the distance.
     """
@@ -34,10 +36,12 @@ class Inputs(Rule):
 
     most: float = 16.0
     offset: float = 4.0
+    lost: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "most", "offset")
+        at_least(self, 1, "lost")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         past, site = history.inputs, history.inputs.site
@@ -59,6 +63,19 @@ class Inputs(Rule):
                 helps = "standardise it: subtract the mean, divide by the deviation, per feature"
                 yield self.alert(record, site, says, rms, advice=helps)
                 return
+        rows = slice(*record.offsets[site : site + 2])
+        gone = (history.dead_steps[rows] >= self.lost) & (history.dead_values[rows] >= 1024)
+        gone &= history.lived[rows] >= 20
+        if gone.any() and not history.dead[rows].all():
+            first = int(gone.argmax())
+            says = (
+                f"has {gone.sum()} channels of {len(gone)}, the first is channel {first}, that are "
+                "all zero now, as in no step before"
+            )
+            since = int(history.dead_since[rows][first])
+            helps = "look at what fills this channel: a column, a sensor, a colour"
+            yield self.alert(record, site, says, gone.sum(), first, since=since, advice=helps)
+            return
         if past.far >= 2 or (past.far and past.distance >= 0.5):
             usual = float(np.median(past.past_distances))
             says = (

@@ -138,9 +138,11 @@ class UpdateSize(Rule):
     Adam and its kin, whose first steps are that large whatever the gradient, unless it is below
     their epsilon (Kingma and Ba, 2015). A rule of thumb is 1e-3 (Karpathy, CS231n). There is an
     alert if the median over all weights is above `most` in `lasting` steps in a row, as momentum
-    may overshoot for a step or two, or above a hundred times that in one; or if that of every
-    weight is below `least` in ten, while the learning rate does not grow. The rule looks at the
-    first `steps` steps, as the weights change later. The alert's value is the median ratio.
+    may overshoot for a step or two, or above a hundred times that in one; if that over the matrices
+    of a parameter group, but for those that begin with an rms below `rms`, is above `group` times
+    `most` in as many; or if that of every weight is below `least` in ten, while the learning rate
+    does not grow. The rule looks at the first `steps` steps, as the weights change later. The
+    alert's value is the median ratio.
     """
 
     name: ClassVar[str] = "update size"
@@ -151,10 +153,13 @@ class UpdateSize(Rule):
     least: float = 1e-5
     steps: int = 30
     lasting: int = 3
+    group: float = 10.0
+    rms: float = 0.003
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "most", "least")
+        at_least(self, 1, "group")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > self.steps:
@@ -178,9 +183,33 @@ class UpdateSize(Rule):
                 "others change less"
             )
         else:
+            yield from self._of_groups(record, history, ratios)
             return
         middle = at_once
         yield self.alert(record, largest, f"{says}; the median of all is {middle:.2g}", middle)
+
+    def _of_groups(
+        self, record: StepRecord, history: History, ratios: dict[int, float]
+    ) -> Iterator[Alert]:
+        """What is to be said of a parameter group whose rate is far larger than that of others."""
+        setup = history.setup
+        if setup is None or len(setup.groups) < 2:
+            return
+        weights = {weight.name: weight for weight in setup.weights}
+        groups: dict[int | None, list[int]] = {}
+        for site in ratios:
+            weight = weights[record.sites[site].name]
+            if sum(n > 1 for n in weight.shape) > 1 and (weight.rms or 0.0) > self.rms:
+                groups.setdefault(weight.group, []).append(site)
+        for group, sites in groups.items():
+            middle = float(np.median([ratios[site] for site in sites]))
+            if middle > self.group * self.most:
+                says = (
+                    f"changes the weight by {ratios[sites[0]]:.3g} times its rms in one step, by "
+                    f"the learning rate of group {group}; the median of the group is {middle:.2g}"
+                )
+                yield self.alert(record, sites[0], says, middle)
+                return
 
     def _lasts(self, record: StepRecord, history: History) -> bool:
         """Whether steps have been as small in ten steps in a row."""

@@ -117,7 +117,9 @@ class Vanishing(Rule):
     The l2 norm is less than `ratio` times the greatest norm of the same kind nearer to the loss, or
     zero. Unlike an rms, a norm does not depend on the number of elements in a layer. The rule looks
     at gradients of outputs in backward order, each phase by itself, and at gradients of parameters
-    with two or more dimensions in the optimizer's order reversed. The gradient of a bias may be
+    with two or more dimensions in the optimizer's order reversed. Those of probabilities that the
+    loss takes as they are count for nothing: the derivative of the sigmoid or softmax before it
+    cancels that of a logarithm, however large. The gradient of a bias may be
     zero on principle, before a batch norm or a softmax; and a gradient that grows by half within
     eight steps is about to leave zero, as in a branch whose gain begins at zero. The alert's value
     is the ratio of the two norms.
@@ -138,7 +140,10 @@ class Vanishing(Rule):
         for sites in history.sites.once(_in_backward_order):
             places = np.array(sites, np.int64)
             norm = norms[places]
-            largest = np.fmax.accumulate(norm)
+            squashed = [history.type_of(site) in _SQUASHES for site in sites]
+            largest = np.fmax.accumulate(
+                np.where(np.logical_and.accumulate(squashed), np.nan, norm)
+            )
             leaves = history.rms[places] > 1.5 * history.past_rms[places, -8]
             small = np.flatnonzero((norm < self.ratio * largest) & ~leaves)
             if not len(small):
@@ -206,6 +211,10 @@ class SuddenShift(Rule):
             yield self.alert(
                 record, site, says, octaves, since=history.before, advice=_helps(history)
             )
+
+
+_SQUASHES = ("Sigmoid", "Softmax", "Softmax2d", "Tanh")
+"""The types of modules whose outputs have bounds."""
 
 
 def _is_far(steps: list[int]) -> bool:

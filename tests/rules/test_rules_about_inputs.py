@@ -125,3 +125,33 @@ def test_a_mask_does_not_hide_what_comes_after_it() -> None:
         model.out.bias[3] = torch.nan
     (alert,) = said(NonFinite(), model, [{"x": torch.randn(4, 5, 8), "src_mask": causal()}])
     assert (alert.site, alert.kind, alert.channel) == ("out", "output", 3)
+
+
+class Colours(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.conv(x).relu().mean((2, 3)))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("lost", (26, 24, 1)), ("seldom", None), ("blank", None)]
+)
+def test_a_channel_that_is_lost(kind: str, expected: tuple[int, int, int] | None) -> None:
+    """Not one that is seldom there, nor one that was gone before."""
+    torch.manual_seed(0)
+    batches = []
+    for step in range(30):
+        x = torch.randn(16, 3, 8, 8)
+        if kind == "seldom":
+            x[:, 1] *= torch.rand(16, 8, 8) < 0.05
+        if step >= 24 or (kind == "blank" and step == 3):
+            x[:, 1] = 0
+        batches.append({"x": x})
+    alerts = [alert for alert in said(Inputs(), Colours(), batches) if alert.channel is not None]
+    assert [(a.step, a.since, a.channel) for a in alerts] == ([expected] if expected else [])
+    if alerts:
+        assert "has 1 channels of 3, the first is channel 1, that are all zero" in alerts[0].message

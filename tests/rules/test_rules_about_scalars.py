@@ -23,6 +23,7 @@ from hookstats.rules import (
     Monitor,
     Rule,
     Setup,
+    UpdateSize,
     WeightDecay,
 )
 from hookstats.rules.history import History
@@ -283,3 +284,29 @@ def test_micro_batches_that_an_epoch_leaves_over() -> None:
             for i in range(10):
                 iterate(model, optimizer, w, (i + 1) % 4 == 0)
     assert w.alerts == ()
+
+
+@pytest.mark.parametrize(
+    ("rate", "begins", "found"), [(1.0, 1.0, 1), (0.01, 1.0, 0), (1.0, 0.01, 0)]
+)
+def test_the_learning_rate_of_one_group_is_far_too_large(
+    rate: float, begins: float, found: int
+) -> None:
+    """As large a step is right for a head that begins next to zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 4))
+    with torch.no_grad():
+        model[3].weight *= begins
+    groups = [
+        {"params": [*model[0].parameters(), *model[2].parameters()]},
+        {"params": model[3].parameters(), "lr": rate},
+    ]
+    optimizer = torch.optim.Adam(groups, lr=1e-3)
+    with watch(model, optimizer, every=1, rules=UpdateSize(action=lambda alert: None)) as w:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(16, 8)).square().mean().backward()
+            optimizer.step()
+    assert [(alert.step, alert.site) for alert in w.alerts] == [(2, "3.weight")] * found
+    if found:
+        assert "by the learning rate of group 1" in w.alerts[0].message

@@ -1,0 +1,178 @@
+"""Sound trainings that rules disturbed once: kinds from public programs, each with siblings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam, AdamW
+
+import hookstats as hs
+from hookstats.rules import Alert
+
+KINDS = ("input", "output", "grad_output", "param_grad")
+
+
+def told(
+    model: nn.Module, loss_of: Callable[[int], Tensor], steps: int = 40, optimizer: Any = None
+) -> list[Alert]:
+    """The alerts of a training that are worse than a note."""
+    optimizer = optimizer or Adam(model.parameters(), lr=1e-3)
+    with hs.watch(model, optimizer, kinds=KINDS, every=1) as w:
+        for step in range(steps):
+            loss = loss_of(step)
+            w.log(loss=loss)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    assert w.coverage().failures == {}
+    return [alert for alert in w.alerts if alert.level]
+
+
+class Functional(nn.Module):
+    """A dropout behind an activation that is no module."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor], p: float) -> None:
+        super().__init__()
+        self.fc1, self.dropout, self.fc2 = nn.Linear(32, 128), nn.Dropout(p), nn.Linear(128, 10)
+        nn.init.constant_(self.fc1.bias, -0.45)  # a quarter of the units are open
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(self.dropout(self.act(self.fc1(x))))
+        return out
+
+
+@pytest.mark.parametrize("act", [functional.relu, functional.gelu, functional.relu6])
+@pytest.mark.parametrize("p", [0.25, 0.5])
+def test_a_dropout_behind_a_functional_activation(
+    act: Callable[[Tensor], Tensor], p: float
+) -> None:
+    model = Functional(act, p)
+
+    def loss_of(step: int) -> Tensor:
+        return functional.cross_entropy(model(torch.randn(64, 32)), torch.randint(10, (64,)))
+
+    assert told(model, loss_of, 20, SGD(model.parameters(), lr=0.01)) == []
+
+
+@pytest.mark.parametrize("names", [("in_proj", "out_proj"), ("q_proj", "o_proj"), ("qkv", "proj")])
+def test_layers_of_an_mlp_with_names_of_attention(names: tuple[str, str]) -> None:
+    model = nn.Sequential()
+    first, last = names
+    for name, module in ((first, nn.Linear(10, 30)), ("act", nn.ReLU()), (last, nn.Linear(30, 5))):
+        model.add_module(name, module)
+    assert told(model, lambda step: model(torch.rand(20, 10)).square().mean()) == []
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
+def test_a_state_that_is_zero_at_the_start_of_each_epoch(cell: Any) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb, self.rnn, self.dec = nn.Embedding(20, 16), cell(16, 16), nn.Linear(16, 20)
+
+        def forward(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+            out, state = self.rnn(self.emb(x), state)
+            return self.dec(out), state
+
+    model, data, kept = Model(), torch.randint(20, (361, 8)), list[Any]()
+
+    def loss_of(step: int) -> Tensor:
+        zero, at = torch.zeros(1, 8, 16), 12 * (step % 30)
+        state = kept.pop() if at else ((zero, zero) if cell is nn.LSTM else zero)
+        out, state = model(data[at : at + 12], state)
+        kept[:] = [state.detach() if cell is nn.GRU else tuple(t.detach() for t in state)]
+        return functional.cross_entropy(out.flatten(0, 1), data[at + 1 : at + 13].flatten())
+
+    assert told(model, loss_of, 75, AdamW(model.parameters(), lr=3e-3)) == []
+
+
+@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.Softmax(-1)])
+def test_a_loss_of_probabilities_that_are_certain(last: nn.Module) -> None:
+    """The derivative of the logarithm is huge where the probability is wrong, and that of the
+    sigmoid cancels it."""
+    classes = 1 if isinstance(last, nn.Sigmoid) else 3
+    model = nn.Sequential(nn.Linear(10, classes), last)
+    with torch.no_grad():
+        model[0].weight.mul_(15)
+    truth = torch.randn(10, classes)
+
+    def loss_of(step: int) -> Tensor:
+        x = 1.5 * torch.randn(64, 10)
+        if classes == 1:
+            target = (x @ truth > 0).float()
+            return functional.binary_cross_entropy(model(x), target)
+        return functional.nll_loss((model(x) + 1e-12).log(), (x @ truth).argmax(1))
+
+    assert told(model, loss_of, 40, SGD(model.parameters(), lr=1e-3)) == []
+
+
+class Add(nn.Module):
+    """Adds a mask: 0 or -inf."""
+
+    def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
+        return scores + mask
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.add, self.softmax = Add(), nn.Softmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        mask = torch.triu(torch.full((x.shape[1],) * 2, -torch.inf), 1)
+        scores = self.add(q @ k.transpose(1, 2) / 8**0.5, mask)
+        return x + self.out(self.softmax(scores) @ v)
+
+
+class Actions(nn.Module):
+    """A policy that never takes an action that is not allowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.add = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 5)), Add()
+
+    def forward(self, x: Tensor) -> Tensor:
+        allowed = (torch.rand(len(x), 5) < 0.6).index_fill(1, torch.tensor(0), True)
+        out: Tensor = self.add(
+            self.body(x), torch.zeros(len(x), 5).masked_fill(~allowed, -torch.inf)
+        )
+        return out
+
+
+class Pooled(nn.Module):
+    """The maximum over tokens, of which padding has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.add, self.head = nn.Linear(8, 16), Add(), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.randint(1, x.shape[1] + 1, (len(x), 1, 1))
+        padding = torch.arange(x.shape[1])[None, :, None] >= lengths
+        mask = torch.zeros(padding.shape).masked_fill(padding, -torch.inf)
+        out: Tensor = self.head(self.add(self.fc(x), mask).amax(1))
+        return out
+
+
+@pytest.mark.parametrize("kind", ["attention", "actions", "pooling"])
+def test_minus_infinity_masks_what_does_not_count(kind: str) -> None:
+    model: nn.Module = {"attention": Attention, "actions": Actions, "pooling": Pooled}[kind]()
+
+    def loss_of(step: int) -> Tensor:
+        if kind == "actions":
+            scores = functional.log_softmax(model(torch.randn(32, 8)), -1)
+            taken = torch.distributions.Categorical(logits=scores.detach()).sample()
+            return -(torch.randn(32) * scores.gather(1, taken[:, None])[:, 0]).mean()
+        x = torch.randn(16, 6, 8)
+        out = model(x)
+        return (out - x).square().mean() if kind == "attention" else out.square().mean()
+
+    assert told(model, loss_of, 12) == []
