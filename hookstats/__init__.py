@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hookstats.preflight.check import check
     from hookstats.preflight.finding import Finding
     from hookstats.records.record import StepRecord
+    from hookstats.rules import actions
     from hookstats.runs.run import Run, open_run
     from hookstats.runs.series import Series, SiteSeries
     from hookstats.stats.bins import LinearBins, LogBins
@@ -64,6 +65,7 @@ __all__ = [
     "TracedTensor",
     "Watch",
     "__version__",
+    "actions",
     "capture",
     "channel_stats",
     "check",
@@ -113,6 +115,7 @@ _HOMES = {
     "watching.watch": ("watch",),
 }
 _MODULES = {
+    "actions": "rules.actions",
     "insight": "insight",
     "pictures": "tensors.pictures",
     "rules": "rules",

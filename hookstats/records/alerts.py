@@ -134,6 +134,11 @@ class Grouping:
                 return number
         return None
 
+    def incident(self, number: int) -> Incident:
+        """An incident as it is so far."""
+        cause, *others = _once(self._incidents[number])
+        return Incident(cause, tuple(others))
+
     def incidents(self) -> tuple[Incident, ...]:
         """All incidents so far, by the steps of their causes."""
         told = map(_once, self._incidents)

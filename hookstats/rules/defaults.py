@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
+from hookstats.rules.actions import OnIncident
 from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Dropout
 from hookstats.rules.half import LossScale, Underflow
@@ -50,9 +51,10 @@ _DEFAULT: tuple[type[Rule], ...] = (
 )
 """Causes before symptoms: of the findings in a step, the first is taken for the cause of others."""
 
-Rules = str | bool | Rule | type[Rule] | Sequence[str | Rule | type[Rule]]
-"""What stands for rules: "default", "all" or True; one or several, each a Rule, its class
-or its name; False or () for none."""
+Rules = str | bool | Rule | type[Rule] | OnIncident | Sequence[str | Rule | type[Rule] | OnIncident]
+"""What stands for rules: "default", "all" or True; one or several, each a Rule, its class or its
+name, "default" among them; False or () for none. Other callables are actions, see `actions`; where
+there is nothing else, the default rules check."""
 
 
 def default_rules() -> tuple[Rule, ...]:
@@ -77,10 +79,26 @@ def as_rules(rules: Any) -> tuple[Rule, ...]:
         if rules in ("default", "all"):
             return default_rules()
         return (_named(rules, rules),)
-    several = [rules] if isinstance(rules, (Rule, type)) else rules
+    several = [rules] if isinstance(rules, (Rule, type)) or _is_action(rules) else rules
     if not isinstance(several, Sequence):
         raise ValueError(f'rules = {rules!r}: expected "default", rules, or False for none')
-    return tuple(_one(rule, rules) for rule in several)
+    found: list[Rule] = []
+    for rule in several:
+        if rule in ("default", "all"):
+            found += default_rules()
+        elif not _is_action(rule):
+            found.append(_one(rule, rules))
+    return default_rules() if several and all(map(_is_action, several)) else tuple(found)
+
+
+def actions_of(rules: Any) -> tuple[OnIncident, ...]:
+    """The actions among `rules`, which `as_rules` has taken."""
+    several = rules if isinstance(rules, Sequence) and not isinstance(rules, str) else [rules]
+    return tuple(filter(_is_action, several))
+
+
+def _is_action(one: object) -> bool:
+    return callable(one) and not isinstance(one, (Rule, type))
 
 
 def _one(rule: Any, rules: Any) -> Rule:

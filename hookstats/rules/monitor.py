@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -67,6 +67,8 @@ class Monitor:
         """Called with new alerts; a run directory keeps them."""
         self.perform: Callable[[Rule, Callable[[], Any]], Any] = lambda rule, action: action()
         """Calls what is a user's of a rule, which may raise; on a thread where it may hang."""
+        self.begun: Callable[[Incident], object] = lambda incident: None
+        """Called with each incident that is worse than a note, once its first step is checked."""
         self.urgent = 0
         """How many alerts call for a closer look: errors, and warnings about logged numbers."""
         self._rules = list(as_rules(rules))
@@ -81,6 +83,7 @@ class Monitor:
         self._to_raise: Alert | None = None
         self._heard: dict[int, Mapping[str, float]] = {}  # the scalars that records had, by step
         self._said: dict[int, int] = {}  # the worst level warned of, by incident
+        self._new: list[int] = []  # incidents that `begun` is to be called with
 
     def __repr__(self) -> str:
         return f"Monitor({', '.join(rule.name for rule in self._rules)})"
@@ -273,12 +276,22 @@ class Monitor:
             given.append((rule, new))
         if entries:
             self.keep(entries)
+        while self._new:
+            self.begun(self._advised(self._grouping.incident(self._new.pop(0))))
         return given
+
+    def _advised(self, incident: Incident) -> Incident:
+        """The incident, whose cause has the advice of its rule where it has none."""
+        cause = incident.cause
+        advice = next((rule.advice for rule in self._rules if rule.name == cause.rule), "")
+        return replace(incident, cause=replace(cause, advice=cause.advice or advice))
 
     def _is_news(self, alert: Alert, incident: int) -> bool:
         """Whether to warn of an alert: of causes, and of consequences that are worse."""
         before = self._said.get(incident, 0)
         self._said[incident] = max(before, alert.level)
+        if alert.level > before == 0:
+            self._new.append(incident)
         return alert.level > before
 
     def _begun(

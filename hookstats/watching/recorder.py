@@ -16,6 +16,7 @@ from hookstats.buffers.closed import ClosedStep
 from hookstats.buffers.double_buffer import PATIENCE
 from hookstats.records.norms import GRADIENT_NORM, GradientNorm
 from hookstats.records.record import StepRecord
+from hookstats.rules.actions import OnIncident
 from hookstats.rules.facts import Fact
 from hookstats.rules.monitor import Monitor
 from hookstats.rules.rule import Rule
@@ -24,6 +25,7 @@ from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.messages import error_text, notify, say, short_path, unshown
 from hookstats.stats.patience import Patience
+from hookstats.watching.notices import Notices
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.scalars import StepScalars
 from hookstats.watching.sinks import Action, Numbers, Sink, Sinks, Worker, error_of
@@ -111,6 +113,7 @@ class Recorder:
         """None once the ranks do not merge any more."""
         self._writer = writer
         self._sinks = Sinks(sinks, self.failures)
+        self._notices = Notices((), None, self.failures)
         self._monitor = monitor
         self._of_rules: dict[int, Worker] = {}  # by the id of the rule
         if monitor is not None:
@@ -135,6 +138,13 @@ class Recorder:
         self._pid = os.getpid()
         self._is_closed = self._has_ended = False
         atexit.register(self._at_exit)
+
+    def notify_of_incidents(self, actions: Sequence[OnIncident]) -> None:
+        """Have actions called with each incident that the monitor finds."""
+        assert self._monitor is not None
+        path = None if self._writer is None else self._writer.path
+        self._notices = Notices(actions, path, self.failures)
+        self._monitor.begun = self._notices.send
 
     # What the training calls.
 
@@ -260,7 +270,8 @@ class Recorder:
         """Whether the recorder, a sink, or what these call, asks."""
         current = threading.current_thread()
         of_rules = [worker.thread for worker in list(self._of_rules.values())]
-        return current in (self._thread, *of_rules) or self._sinks.has_thread(current)
+        of_others = self._sinks.has_thread(current) or self._notices.has_thread(current)
+        return current in (self._thread, *of_rules) or of_others
 
     def _put(self, request: _Step | _Call, step: int) -> bool:
         """Ask the thread for something; whether there is a thread."""
@@ -296,8 +307,10 @@ class Recorder:
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:
+            self._notices.hurry()
             self.before_exit()
             self.drain()
+            self._notices.finish(self.patience)
 
     def _waiting(self) -> tuple[int, int]:
         """How many steps wait for the thread, and how many bytes of them the host has."""
@@ -553,6 +566,7 @@ class Recorder:
                 if self.last_words is not None and self.rank == 0:
                     path = short_path(writer.path)
                     say(f"{path}: {self.last_words()}: hookstats show {path}")
+            self._notices.finish(self.patience)
             self._sinks.close(patience)
             for worker in self._of_rules.values():
                 worker.end(patience)

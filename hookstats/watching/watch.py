@@ -19,6 +19,7 @@ from hookstats.hooks.masks import place_of_argument
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.sharding import Sharding
 from hookstats.rules import Monitor, Rules, as_rules
+from hookstats.rules.defaults import actions_of
 from hookstats.runs.headers import wider_limit
 from hookstats.runs.world import current_rank, current_world, world_size
 from hookstats.runs.writer import RunWriter
@@ -142,7 +143,8 @@ def watch(
         rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`, by name, class
             or as a Rule; False or () for none. They check each recorded step, on the same thread as
             sinks, and warn once when a problem starts; `Watch.incidents` and the run have all that
-            they say. What the parameters are before the first step is read here, once.
+            they say. Callables among them, such as `hookstats.actions.Slack(url)`, are called with
+            each incident. What the parameters are before the first step is read here, once.
         mesh: over which ranks plain tensors are spread, where DDP, FSDP and DTensors do not say so:
             a DeviceMesh with names. Nothing is known of plain tensors along dimensions whose names
             begin with "tp" (tensor parallelism), nor of parameters along "ep" (experts). Along "pp"
@@ -220,6 +222,8 @@ def watch(
     try:
         recorder = Recorder(writer, sinks, monitor if monitor.has_rules else None, exchange)
         monitor.keep = recorder.write_alerts
+        if (actions := actions_of(rules)) and current_rank() == 0:
+            recorder.notify_of_incidents(actions)
         last = None if writer is None else writer.last_step
         made = Watch(
             *(models.values(), with_inputs, selection, optimizers, settings, header),
