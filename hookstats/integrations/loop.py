@@ -82,8 +82,8 @@ class Loop:
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         with suppress(Exception), torch.no_grad():  # such as of sparse gradients
             gradients = [p.grad for p in parameters if p.grad is not None]
-            norms = torch.stack([n.to(gradients[0].device) for n in torch._foreach_norm(gradients)])
-            self._norms.append(_number(BEFORE_CLIPPING, torch.linalg.vector_norm(norms)))
+            norm = torch.nn.utils.get_total_norm(gradients)
+            self._norms.append(_number(BEFORE_CLIPPING, norm))
         return original(parameters, *args, **kwargs)
 
 
