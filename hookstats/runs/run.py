@@ -106,9 +106,9 @@ class Run:
             raise ValueError(
                 f"path = {str(path)!r}: expected a run directory, with {RUN_JSON}{among}"
             )
+        read_run_json(self.path)
         # The process may change its directory.
         self._directory = self.path.absolute()
-        read_run_json(self._directory)
         self._skip_damaged = skip_damaged
         headed = self._headed
         contents = [read_rank_json(self._directory, one) for one in headed]
