@@ -38,8 +38,7 @@ from hookstats.hooks.gradients import View, awaited_base
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf
 from hookstats.hooks.readable import refused_placement, short
-from hookstats.hooks.sites import Site
-from hookstats.hooks.widths import Sites, Widths
+from hookstats.hooks.widths import Sites
 from hookstats.kernels.once_ops import count_once_, update_once_
 from hookstats.kernels.ops import update_
 from hookstats.records.reasons import (
@@ -236,32 +235,26 @@ def _hookstats_plan(
     in_backward = current_graph_task_id() != -1
 
     with hook.buffers.lock:
-        if hook.values is not None:
-            site = _site(hook.values[path], shape, dtype, device)
-            recomputed = (
-                site.graph.counter(RECOMPUTATION, device) if in_checkpoint or in_backward else None
-            )
-            found = unreadable or refused or site.trace(shape, dtype, device, dtensor)
+        for sites in hook.sites():
+            of_values = sites is hook.values
+            widths = sites[path]
+            site = widths.find_like(shape, dtype, device) or widths.first
+            runs_again = in_checkpoint or (of_values and in_backward)
+            recomputed = site.graph.counter(RECOMPUTATION, device) if runs_again else None
+            reason = refused if of_values else _without_gradient(requires_grad, is_leaf)
+            found = unreadable or reason or site.trace(shape, dtype, device, dtensor)
             if isinstance(found, str):
                 plan.skipped += ((site.graph.counter(found, device), recomputed),)
-            else:
-                dim = site.channel_dim(len(shape), dtype)
-                unmasked = site.graph.counter(MASK_UNFIT, device) if masked else None
+                continue
+            dim = site.channel_dim(len(shape), dtype)
+            unmasked = site.graph.counter(MASK_UNFIT, device) if masked else None
+            if of_values:
                 plan.value = dim, found.state, found.accumulated, unmasked, recomputed
-        if hook.gradients is not None:
-            site = _site(hook.gradients[path], shape, dtype, device)
-            recomputed = site.graph.counter(RECOMPUTATION, device) if in_checkpoint else None
-            without = _without_gradient(requires_grad, is_leaf)
-            found = unreadable or without or site.trace(shape, dtype, device, dtensor)
-            if isinstance(found, str):
-                plan.skipped += ((site.graph.counter(found, device), recomputed),)
-            else:
-                awaited = site.graph.counter(AWAITED, device)
-                dim = site.channel_dim(len(shape), dtype)
-                partial = None if dtensor is None else site.graph.counter(PARTIAL, device)
-                unmasked = site.graph.counter(MASK_UNFIT, device) if masked else None
-                counters = found.accumulated, unmasked, awaited, partial, recomputed
-                plan.gradient = dim, of_backward(found.state), *counters
+                continue
+            awaited = site.graph.counter(AWAITED, device)
+            partial = None if dtensor is None else site.graph.counter(PARTIAL, device)
+            counters = found.accumulated, unmasked, awaited, partial, recomputed
+            plan.gradient = dim, of_backward(found.state), *counters
     return plan
 
 
@@ -276,10 +269,6 @@ def _without_gradient(requires_grad: bool, is_leaf: bool) -> str | None:
         "uses: gradients of activations in compiled code are not recorded; torch 2.11 lets them be"
     )
     return OLD_COMPILER
-
-
-def _site(widths: Widths, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Site:
-    return widths.find_like(shape, dtype, device) or widths.first
 
 
 @_in_graph
@@ -303,18 +292,13 @@ def _accumulate(
     _count(accumulated, recomputed)
     x = _local(x.detach())
     fitting = _fitting(mask, x, dim)
-    if unmasked is not None and fitting is None:
-        _count_unmasked(unmasked, recomputed)
     once = recomputed is not None or _is_run(accumulated)
+    if unmasked is not None and fitting is None:
+        if once:  # a recomputation is no tensor that counts with all its rows
+            count_once_(unmasked)
+        else:
+            unmasked.add_(1)
     (update_once_ if once else update_)(x, dim, *state, fitting)
-
-
-def _count_unmasked(counter: Tensor, recomputed: Tensor | None) -> None:
-    """Count a tensor that is accumulated with all its rows; a recomputation is no such tensor."""
-    if recomputed is not None or _is_run(counter):
-        count_once_(counter)
-    else:
-        counter.add_(1)
 
 
 def _fitting(mask: Tensor | None, x: Tensor, dim: int | None) -> Tensor | None:
