@@ -170,7 +170,7 @@ docs: $(STAMPS)/dev  ## Build the documentation into build/docs, warnings as err
 readme-picture: $(STAMPS)/dev  ## Train a run of bench/faults, and draw the README's picture into docs/figures
 	$(WAITING) $(BIN)/python -W ignore -m bench.faults.picture docs/figures
 
-page-pictures: $(STAMPS)/dev  ## Take the pictures of docs/page.md, of a run of bench/faults, by Chromium
+page-pictures: $(STAMPS)/dev  ## Take the pictures of docs/page.md and docs/tutorial.md by Chromium
 	$(WAITING) $(BIN)/python -W ignore -m bench.faults.screens docs/figures
 
 bench: $(STAMPS)/bench  ## Benchmark beside other tools: up to 50 minutes; BENCH=ops|hooks|steps|flush|ranks for a part

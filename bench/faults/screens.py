@@ -1,12 +1,16 @@
-"""Takes the pictures of the page that the documentation shows, of a run of the corpus.
+"""Takes the pictures of the page that the documentation shows: of a run of the corpus, and of the
+tutorial's.
 
-python -m bench.faults.screens docs/figures    writes page-*.png; needs Chromium and its driver
+python -m bench.faults.screens docs/figures    writes page-*.png and tutorial-*.png; needs Chromium
+                                               and its driver
 """
 
 from __future__ import annotations
 
 import base64
 import io
+import os
+import re
 import shutil
 import sys
 import tempfile
@@ -22,6 +26,7 @@ from bench.faults.faults import FAULTS
 from hookstats.runs.run import open_run
 
 FAULT = "init/large-gpt-attention"
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 WIDTH = 1240
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync")
 
@@ -32,7 +37,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as out:
         (fault,) = (one for one in FAULTS if one.name == FAULT)
         run_case(fault.base, fault, 0, out=Path(out, "large-attention"))
-        page = open_run(Path(out, "large-attention")).report()
+        pages = {
+            "page": open_run(Path(out, "large-attention")).report(),
+            "tutorial": open_run(_tutorial(Path(out))).report(),
+        }
         options = webdriver.ChromeOptions()
         for flag in (*FLAGS, f"--user-data-dir={out}/profile"):
             options.add_argument(flag)
@@ -41,11 +49,24 @@ def main() -> None:
         browser = webdriver.Chrome(options, driver)
         try:
             for theme in ("light", "dark"):
-                _open(browser, page, theme)
-                _save(browser, directory / f"page-{theme}.png", "#overview", 930)
-                _save(browser, directory / f"page-details-{theme}.png", "#detail", 760)
+                for name, page in pages.items():
+                    _open(browser, page, theme)
+                    _save(browser, directory / f"{name}-{theme}.png", "#overview")
+                    _save(browser, directory / f"{name}-details-{theme}.png", "#detail")
         finally:
             browser.quit()
+
+
+def _tutorial(out: Path) -> Path:
+    """The run of the tutorial's program, which trains with the bug."""
+    program = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text("utf-8"), re.DOTALL)[0]
+    before = Path.cwd()
+    os.chdir(out)
+    try:
+        exec(compile(program, str(TUTORIAL), "exec"), {"__name__": "__main__"})
+    finally:
+        os.chdir(before)
+    return out / "runs" / "digits"
 
 
 def _open(browser: Any, page: Path, theme: str) -> None:
@@ -59,12 +80,11 @@ def _open(browser: Any, page: Path, theme: str) -> None:
     browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 500))")
 
 
-def _save(browser: Any, path: Path, panel: str, height: int) -> None:
-    """A picture of the page from the top of a panel on, over its whole width."""
-    top = browser.execute_script(
-        "return document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY", panel
-    )
-    clip = {"x": 0, "y": max(0, top - 16), "width": WIDTH, "height": height, "scale": 1}
+def _save(browser: Any, path: Path, panel: str) -> None:
+    """A picture of a panel, over the whole width of the page."""
+    box = "const b = document.querySelector(arguments[0]).getBoundingClientRect();"
+    top, height = browser.execute_script(f"{box} return [b.top + scrollY, b.height]", panel)
+    clip = {"x": 0, "y": max(0, top - 16), "width": WIDTH, "height": height + 32, "scale": 1}
     shot = browser.execute_cdp_cmd(
         "Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True}
     )
