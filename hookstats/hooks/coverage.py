@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hookstats.records.display import view_of
 from hookstats.records.keys import MODULE_KINDS, label, plain_kind
 from hookstats.stats.printable import printable
 
@@ -130,6 +131,9 @@ class Coverage:
         }
         words = [what for what, is_so in unseen.items() if is_so]
         return "; ".join((", ".join(_count(n, what) for what, n in seen.items()), *words))
+
+    def _repr_html_(self) -> str:
+        return str(view_of(self, "html"))
 
     def __repr__(self) -> str:
         observed = sum(row.observed for row in self.rows)

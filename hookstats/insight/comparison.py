@@ -14,6 +14,7 @@ import numpy as np
 
 from hookstats.records import difference
 from hookstats.records.difference import STATISTICS, Comparison, Difference, Side
+from hookstats.records.display import view_of
 from hookstats.records.keys import InOrder, Key, label
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs import selections
@@ -98,6 +99,9 @@ class RunComparison:
 
     def __bool__(self) -> bool:
         return bool(self.differing or self.only)
+
+    def _repr_html_(self) -> str:
+        return str(view_of(self, "html"))
 
     @property
     def seen(self) -> Collection[Key]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hookstats.records.display import view_of
 from hookstats.records.keys import plain_kind
 
 Severity = Literal["note", "warning", "error"]
@@ -108,6 +109,15 @@ class Incident:
         return f"{self.cause.message}; {n} {'consequence' if n == 1 else 'consequences'}"
 
 
+class Incidents(tuple[Incident, ...]):
+    """Incidents in the order in which they were found; a notebook shows them as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return str(view_of(self, "html"))
+
+
 class Grouping:
     """Sorts alerts into incidents as they come."""
 
@@ -139,11 +149,11 @@ class Grouping:
         cause, *others = _once(self._incidents[number])
         return Incident(cause, tuple(others))
 
-    def incidents(self) -> tuple[Incident, ...]:
+    def incidents(self) -> Incidents:
         """All incidents so far, by the steps of their causes."""
         told = map(_once, self._incidents)
         found = [Incident(cause, tuple(others)) for cause, *others in told]
-        return tuple(sorted(found, key=lambda incident: incident.step))
+        return Incidents(sorted(found, key=lambda incident: incident.step))
 
 
 def _once(alerts: Iterable[Alert]) -> list[Alert]:
@@ -170,7 +180,7 @@ def _is_given(alert: Alert) -> bool:
     return alert.site == "" and plain_kind(alert.kind) == "input"
 
 
-def incidents_of(alerts: Iterable[Alert]) -> tuple[Incident, ...]:
+def incidents_of(alerts: Iterable[Alert]) -> Incidents:
     """The incidents of alerts in the order in which they were found."""
     grouping = Grouping()
     for alert in alerts:

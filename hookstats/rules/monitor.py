@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hookstats.records.alerts import SCALAR, Alert, Grouping, Incident
+from hookstats.records.alerts import SCALAR, Alert, Grouping, Incident, Incidents
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules.defaults import Rules, as_rules
@@ -94,7 +94,7 @@ class Monitor:
         return bool(self._rules)
 
     @property
-    def incidents(self) -> tuple[Incident, ...]:
+    def incidents(self) -> Incidents:
         """The alerts so far by their causes."""
         return self._grouping.incidents()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from hookstats.records.alerts import Alert, Incident, incidents_of, of_ranks
+from hookstats.records.alerts import Alert, Incidents, incidents_of, of_ranks
 from hookstats.records.display import view_of
 from hookstats.records.keys import Key, did_you_mean
 from hookstats.records.record import StepRecord
@@ -246,7 +246,7 @@ class Run:
             return []
 
     @property
-    def incidents(self) -> tuple[Incident, ...]:
+    def incidents(self) -> Incidents:
         """The alerts by their causes: what several ranks found of one cause is one incident.
 
         Raises:
@@ -441,13 +441,22 @@ class Run:
         reader = require_pyarrow().RecordBatchReader.from_batches(schema, batches)
         return reader.__arrow_c_stream__(requested_schema)
 
-    def to_pandas(self) -> Any:
-        """`table` as a pandas.DataFrame, lists as NumPy arrays; needs pandas."""
-        table = self.table()
+    def to_pandas(self, *, channels: bool = False) -> Any:
+        """`table` as a pandas.DataFrame without columns of lists, shapes as text; needs pandas.
+
+        channels: one row per channel instead, of the steps that kept their channels.
+        """
+        is_nested = require_pyarrow().types.is_nested
+        schema = self._schema(None, channels)
+        names = [one.name for one in schema if one.name == "shape" or not is_nested(one.type)]
+        table = self.table(names, channels=channels)
         try:
-            return table.to_pandas()
+            frame = table.to_pandas()
         except ImportError as error:
             raise ImportError(f"to_pandas needs pandas ({error}): pip install pandas") from error
+        if "shape" in frame:
+            frame["shape"] = ["x".join(map(str, shape)) for shape in frame["shape"]]
+        return frame
 
     def _find(self, step: int) -> Where | None:
         """A place of a step in the parts that are known."""

@@ -1,4 +1,4 @@
-"""What notebooks show of a run, a step, a series or a site: HTML without scripts."""
+"""What notebooks show of runs, their steps, series, incidents and differences: HTML, no scripts."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import base64
 import html
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hookstats.hooks.coverage import Coverage
+from hookstats.insight.comparison import RunComparison
+from hookstats.records.alerts import Incidents, worst
 from hookstats.records.keys import label
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.records.summary import summarise
+from hookstats.rules import advice_of
 from hookstats.runs.run import Run
 from hookstats.runs.series import Series, SiteSeries
 from hookstats.show.plot import Plots, draw_histogram
@@ -47,6 +51,74 @@ def _incidents(run: Run) -> str:
     lines = [f"<div>{_escaped(f'{one.severity}: {one}')}</div>" for one in found[:_INCIDENTS]]
     more = f"<div>and {len(found) - _INCIDENTS} more</div>" if len(found) > _INCIDENTS else ""
     return "".join(lines) + more
+
+
+def incidents_html(incidents: Incidents) -> str:
+    """A table with one row per incident, the worst first: its cause, and what usually helps."""
+    head = ("", "rule", "step", "where", "what", "consequences", "what helps")
+    rows = []
+    for one in worst(incidents):
+        cause = one.cause
+        where = f"{label(cause.site)} {cause.kind}"
+        said = cause.message.removeprefix(f"{cause.rule}: step {cause.step}: ")
+        helps = advice_of(cause.rule)
+        many = str(len(one.consequences))
+        rows.append((one.severity, cause.rule, str(cause.step), where, said, many, helps))
+    if not rows:
+        return _fragment([_title("Incidents", "none")])
+    return _fragment([_title("Incidents", str(len(rows))), _table(head, rows, wrap=(4, 6))])
+
+
+def comparison_html(found: RunComparison) -> str:
+    """Where two runs differ first, and a table of the tensors that differ most."""
+    both = f"{found.a} and {found.b}"
+    if not found.sites:
+        steps = f"{len(found.steps)} steps of {len(found.compared)} tensors"
+        return _fragment([_title("Comparison", f"{both} are equal: {steps}")])
+    head = ("name", "kind", "first step", "steps", "most in step", "rms A", "rms B", "values moved")
+    rows = [
+        (
+            label(site.name),
+            site.kind,
+            *(str(n) for n in (site.first, site.steps, site.step)),
+            *(_number(rms) for rms in site.rms),
+            "" if math.isnan(site.moved) else f"{site.moved:.1%}",
+        )
+        for site in found.sites[:_ROWS]
+    ]
+    parts = [_title("Comparison", both)]
+    if found.first is not None:
+        step, (difference, *_) = found.first
+        where = f"{label(difference.name)} {difference.kind}"
+        parts.append(f"<div>first differ in step {step}, at {_escaped(where)}</div>")
+    return _fragment([*parts, _table(head, rows, len(found.sites))])
+
+
+def coverage_html(coverage: Coverage) -> str:
+    """A table of the tensors that were not observed in every call, and why."""
+    gaps = [row for row in coverage if row.error or row.missing or row.skipped or not row.forwards]
+    rows = [
+        (
+            label(row.name),
+            row.kind,
+            *(str(n) for n in (row.forwards, row.observed, row.missing)),
+            "; ".join(
+                [
+                    *(f"{why}: {n}" for why, n in row.skipped.items()),
+                    *([row.error] if row.error else []),
+                    *([] if row.forwards else ["never called"]),
+                ]
+            ),
+        )
+        for row in gaps
+    ]
+    whole = f"{coverage.steps} steps; {len(coverage) - len(gaps)} of {len(coverage)} tensors whole"
+    parts = [_title("Coverage", whole)]
+    if rows:
+        parts.append(_table(("name", "kind", "calls", "observed", "missing", "why"), rows))
+    for what, why in coverage.failures.items():
+        parts.append(f"<div>{_escaped(f'{what} stopped: {why}')}</div>")
+    return _fragment(parts)
 
 
 def about_html(run: Run) -> str:
@@ -183,13 +255,25 @@ def _facts(facts: Mapping[str, str | None]) -> str:
     return f'<div style="opacity: 0.75">{" · ".join(said)}</div>'
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], of: int | None = None) -> str:
-    """At most `_ROWS` of the rows; `of`, by default their number, counts those left out too."""
+def _table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    of: int | None = None,
+    wrap: Collection[int] = (),
+) -> str:
+    """At most `_ROWS` of the rows; `of`, by default their number, counts those left out too.
+
+    wrap: the columns whose texts may take several lines.
+    """
 
     def cells(tag: str, row: Sequence[str]) -> str:
         texts = (text if isinstance(text, _Markup) else _escaped(text) for text in row)
-        style = 'style="text-align: left; padding: 1px 10px 1px 0; white-space: nowrap"'
-        return "<tr>" + "".join(f"<{tag} {style}>{text}</{tag}>" for text in texts) + "</tr>"
+        style = "text-align: left; vertical-align: top; padding: 1px 10px 1px 0; white-space: "
+        styles = (style + ("normal" if k in wrap else "nowrap") for k in range(len(row)))
+        styled = zip(styles, texts, strict=True)
+        return (
+            "<tr>" + "".join(f'<{tag} style="{s}">{text}</{tag}>' for s, text in styled) + "</tr>"
+        )
 
     of = len(rows) if of is None else of
     more = f"<div>and {of - _ROWS} more</div>" if of > _ROWS else ""

@@ -27,9 +27,10 @@ from hookstats.hooks.selection import Selection
 from hookstats.hooks.sharding import Sharding
 from hookstats.hooks.steps import Optimizers, StepHook
 from hookstats.hooks.toggle import HookToggle
+from hookstats.records.alerts import Incidents
 from hookstats.records.keys import check_phase
 from hookstats.records.record import StepRecord
-from hookstats.rules import Alert, Incident, Monitor, RuleError
+from hookstats.rules import Alert, Monitor, RuleError
 from hookstats.rules.facts import Fact
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
@@ -326,7 +327,7 @@ class Watch(Unique):
         return tuple(self._monitor.alerts)
 
     @property
-    def incidents(self) -> tuple[Incident, ...]:
+    def incidents(self) -> Incidents:
         """The alerts by their causes, see `Incident`; waits as `alerts` does."""
         self._recorder.drain(disk=False)
         return self._monitor.incidents

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.masks import place_of_argument
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.sharding import Sharding
-from hookstats.rules import Monitor, Rules, as_rules
+from hookstats.rules import Monitor, RuleError, Rules, as_rules
 from hookstats.rules.defaults import actions_of
 from hookstats.runs.headers import wider_limit
 from hookstats.runs.world import current_rank, current_world, world_size
@@ -48,6 +49,8 @@ from hookstats.watching.sinks import Sink
 MAX_BYTES = 10 << 30
 """What a run may have on the disk by default."""
 _LOG_BINS = LogBins()
+_open: WeakValueDictionary[Path, Watch] = WeakValueDictionary()
+"""The watch of this process that wrote last into a directory."""
 
 
 @named
@@ -128,8 +131,9 @@ def watch(
         append: whether `out` may hold a run of the same model and settings, which is continued:
             steps are numbered from the last recorded step, or from that of
             `Watch.load_state_dict`.
-        overwrite: whether a run in `out` is deleted, so that a notebook's cell can run again. A
-            directory with anything else in it is refused, and so is a run that is being written.
+        overwrite: whether a run in `out` is deleted. An open watch of this process that writes it
+            is closed first, so that a notebook's cell can run again. A directory with anything else
+            in it is refused, and so is a run that another process is writing.
         max_bytes: the most bytes that the run may have in `out`, by default 10 GiB; None for any
             number. Each rank may have an equal share. Old steps are thinned to keep below: the
             newest quarter stays whole; every second older block of steps is deleted, then every
@@ -235,6 +239,8 @@ def watch(
                 writer.close()
         raise
     made.path = None if writer is None else writer.path
+    if made.path is not None:
+        _open[made.path] = made
     return made
 
 
@@ -250,6 +256,9 @@ def _writer(
     if append and share is not None and max_bytes == MAX_BYTES:
         share = wider_limit(path, rank, share)
     is_numbered = path != Path(out)
+    if overwrite and not is_numbered and (former := _open.get(path.resolve())) is not None:
+        with suppress(RuleError):  # of the training that is replaced
+            former.close()
     try:
         return RunWriter(
             path,

@@ -232,6 +232,9 @@ def test_to_pandas(tmp_path: Path) -> None:
     row = frame[(frame.step == 1) & (frame.kind == "param_grad")].iloc[0]
     stats = sample(1)["whole", "param_grad"]
     assert row["m2"] / row["count"] == stats.var[0]
+    assert not [name for name in frame if isinstance(frame[name].iloc[0], (list, np.ndarray))]
+    channels = open_run(tmp_path).to_pandas(channels=True)
+    assert len(channels) == open_run(tmp_path).table(channels=True).num_rows
 
 
 @pytest.mark.check

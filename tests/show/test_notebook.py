@@ -20,7 +20,9 @@ from support.commands import healthy, write_run
 from support.samples import BINS, record_of, sample
 
 import hookstats as hs
+from hookstats.records.alerts import worst
 from hookstats.records.display import view_of
+from hookstats.rules import advice_of
 from hookstats.runs.writer import RunWriter
 from hookstats.show.plot import draw_histogram
 
@@ -191,3 +193,43 @@ def test_a_site_without_histograms_or_values_has_no_picture(tmp_path: Path) -> N
     writer.close()
     site = hs.open_run(tmp_path)["a", "output"]["a", "output"]
     assert "img" not in Reader(site._repr_html_()).tags
+
+
+def trained(out: Path, gain: float = 1.0) -> hs.Watch:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    model.add_module("unused", torch.nn.Linear(2, 2))
+    with torch.no_grad():
+        model[0].weight.mul_(gain)
+    optimizer = torch.optim.SGD(model[:3].parameters(), lr=0.1)
+    with hs.watch(model, optimizer, out=out) as watch:
+        for _ in range(3):
+            model[:3](torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return watch
+
+
+def test_incidents_differences_and_coverage_are_tables(tmp_path: Path) -> None:
+    watch = trained(tmp_path / "a", gain=40.0)
+    trained(tmp_path / "b")
+    run = hs.open_run(tmp_path / "a")
+    incidents = Reader(run.incidents._repr_html_())
+    first = worst(run.incidents)[0].cause
+    assert [first.rule, str(first.step)] == incidents.cells[1:3]
+    assert advice_of(first.rule) in incidents.cells
+    assert not watch.incidents[:0]
+
+    found = hs.compare(tmp_path / "a", tmp_path / "b")
+    assert Reader(found._repr_html_()).cells[0] == found.sites[0].name
+    same = hs.compare(tmp_path / "b", tmp_path / "b")
+    assert "are equal" in same._repr_html_()
+
+    cells = Reader(watch.coverage()._repr_html_()).cells
+    assert "unused" in cells
+    assert "never called" in cells
+
+
+def test_no_incidents_are_none(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", healthy(0))
+    assert "none" in hs.open_run(tmp_path / "run").incidents._repr_html_()

@@ -52,14 +52,12 @@ def test_nothing_but_a_run_is_deleted(tmp_path: Path) -> None:
         record(tmp_path, 1, overwrite=True, append=True)
 
 
-def test_a_run_that_is_being_written_stays(tmp_path: Path) -> None:
-    model = nn.Linear(2, 2)
-    with watch(model, kinds=["output"], out=tmp_path, rules=()) as w:
-        model(torch.ones(1, 2))
-        w.step()
-        w._recorder.drain()
-        with pytest.raises(FileExistsError, match="writes this run"):
-            record(tmp_path, 1, overwrite=True)
+def test_a_run_that_another_writes_stays(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, {"bins": BINS, "channel_bins": None}, locked=True)
+    writer.write(healthy(0))
+    with pytest.raises(FileExistsError, match="writes this run"):
+        record(tmp_path, 1, overwrite=True)
+    writer.close()
     assert open_run(tmp_path).steps == [0]
 
 
@@ -109,3 +107,19 @@ def test_ranks_of_a_group_take_the_same_number(
     names._asked.clear()  # as of another process
     assert numbered(pattern) == first
     assert numbered(pattern) == tmp_path / "2"  # asked again
+
+
+def test_an_open_watch_of_this_process_is_replaced(tmp_path: Path) -> None:
+    """As where a notebook's cell runs again before its watch was closed."""
+    model = nn.Linear(2, 2)
+    former = watch(model, kinds=("output",), out=tmp_path / "run")
+    model(torch.ones(1, 2))
+    former.step()
+    with pytest.raises(FileExistsError):
+        watch(model, out=tmp_path / "run")
+    with watch(model, kinds=("output",), out=tmp_path / "run", overwrite=True) as w:
+        assert former.closed
+        for _ in range(3):
+            model(torch.ones(1, 2))
+            w.step()
+    assert open_run(tmp_path / "run").steps == [0, 1, 2]
