@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hookstats._torch import flat_padding, is_flattened
 from hookstats.buffers.double_buffer import Accumulator, DoubleBuffer
@@ -103,6 +104,15 @@ class Parameters:
         """Accumulate all watched parameters."""
         found = [watched.tensor() for watched in self._watched]
         self.observe([[p for p in found if p is not None]], self._batches)
+
+    def are_copied_by(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer steps copies of the watched parameters, as with master weights: it
+        has none of these, and as many elements."""
+        tensors = (watched.tensor() for watched in self._watched)
+        watched = {id(p): p.numel() for p in tensors if p is not None and p.requires_grad}
+        steps = {id(p): p.numel() for group in optimizer.param_groups for p in group["params"]}
+        is_apart = watched.keys().isdisjoint(steps)
+        return is_apart and 0 < sum(watched.values()) == sum(steps.values())
 
     def look_again(self) -> None:
         """Have the next step ask the modules again for their parameters."""

@@ -27,8 +27,9 @@ several of these, one of which must match."""
 class Selection:
     """The chosen modules and parameters of a model by their names, each once.
 
-    Without `include` these are all parameters, and all modules without children; torch's own
-    attention, which uses the weights of its child, is one of these. With `include`, they are the
+    Without `include` these are all parameters, and all modules without children or with parameters
+    of their own, such as blocks; torch's own attention, which uses the weights of its child, is one
+    of these. With `include`, they are the
     modules that it matches, and the parameters that it matches or whose module it matches.
     `exclude` removes modules and parameters in the same way. A glob must match the whole name, a
     regular expression some part of it; a string that is a name is no glob. Names are qualified
@@ -222,9 +223,14 @@ def _uses_weights(module: nn.Module) -> bool:
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:
-    """Whether a module computes something and has no children that do."""
+    """Whether a module computes something, and has no children that do, or parameters of its own.
+
+    The model as a whole is no leaf by its own parameters: a child of it returns the same tensor.
+    """
     # The class of a ScriptModule has no forward.
     forward = getattr(type(module), "forward", None)
     if forward is nn.Module.forward or "parametrizations" in name.split("."):
         return False
+    if name and any(True for _ in module.parameters(recurse=False)):
+        return True
     return all(child == "parametrizations" for child, _ in module.named_children())

@@ -113,7 +113,10 @@ class StepHook(Hook):
     Where something is observed after steps, all steps are reported after they are done.
     """
 
-    __slots__ = ("_after", "_after_step", "_batches", "_before", "_buffers", "_parameters", "_then")
+    __slots__ = (
+        *("_after", "_after_step", "_batches", "_before", "_buffers", "_is_of_copies"),
+        *("_parameters", "_then"),
+    )
 
     def __init__(
         self,
@@ -133,6 +136,7 @@ class StepHook(Hook):
         self._then = then
         self._after = after
         self._batches = Batches()
+        self._is_of_copies: bool | None = None
 
     def __call__(
         self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]
@@ -145,7 +149,11 @@ class StepHook(Hook):
         if is_its_time:
             self._before()
         if self._buffers.recording:
-            if is_its_time:
+            if self._is_of_copies is None:
+                self._is_of_copies = self._parameters.are_copied_by(optimizer)
+            if is_its_time and self._is_of_copies:
+                self._parameters.observe_all()
+            elif is_its_time:
                 self._parameters.observe(
                     [group["params"] for group in optimizer.param_groups],
                     self._batches,

@@ -106,9 +106,9 @@ def watch(
             done.
         include: what to watch: a glob or a compiled regular expression for names of modules and
             parameters, a module type, a callable (name, module) -> bool, or several of these.
-            By default every module without children, `nn.MultiheadAttention` as one of these, and
-            every parameter. A chosen module's parameters are chosen with it. A name without
-            wildcards must exist.
+            By default every module without children, every part of the model that has parameters of
+            its own, such as `nn.MultiheadAttention`, and every parameter. A chosen module's
+            parameters are chosen with it. A name without wildcards must exist.
         exclude: what not to watch, in the same terms.
         bins: the bins of one histogram per tensor; None for no such histograms. Those with a
             `sample` count a part of each tensor's values, which costs less; see `LogBins`.

@@ -166,3 +166,20 @@ def test_close_names() -> None:
     assert "blocks.0.fc1" in selection.close_names("block.0.fc1", parameters=True)
     assert selection.close_names("zzz", True) == ["scale", "blocks", "blocks.0"]
     assert selection.close_names(nn.Conv2d, True) == ["scale", "blocks", "blocks.0"]
+
+
+class Gate(nn.Module):
+    """Has a parameter of its own, and children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.act = nn.Parameter(torch.ones(3)), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(x * self.weight)  # type: ignore[no-any-return]
+
+
+def test_blocks_with_parameters_of_their_own_are_chosen_but_for_the_model() -> None:
+    model = Gate()
+    model.add_module("inner", nn.Sequential(Gate(), nn.MultiheadAttention(4, 2)))
+    assert list(Selection(model).modules) == ["act", "inner.0", "inner.0.act", "inner.1"]

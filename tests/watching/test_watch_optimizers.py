@@ -71,6 +71,29 @@ def test_models_that_train_each_other_close_a_step_together(critics: int) -> Non
         assert w.latest["1.weight", "param_grad"] is not None
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_gradients_of_parameters_whose_masters_are_stepped(flat: bool) -> None:
+    model = network().bfloat16()
+    copies = [p.detach().float() for p in model.parameters()]
+    copies = [torch.cat([copy.flatten() for copy in copies])] if flat else copies
+    masters = [copy.requires_grad_() for copy in copies]
+    optimizer = Adam(masters, lr=0.1)
+    with watch(model, optimizer) as w:
+        for _ in range(3):
+            model(torch.randn(2, 3).bfloat16()).sum().backward()
+            gradients = [p.grad.float() for p in model.parameters() if p.grad is not None]
+            if flat:
+                gradients = [torch.cat([gradient.flatten() for gradient in gradients])]
+            for master, gradient in zip(masters, gradients, strict=True):
+                master.grad = gradient
+            optimizer.step()
+            assert model[0].weight.grad is not None
+            assert_stats(w.latest["0.weight", "param_grad"], [model[0].weight.grad], 0)
+            model.zero_grad()
+        assert w.coverage()["2.bias", "param_grad"].observed == 3
+        assert not [alert for alert in w.alerts if "optimizer" in alert.message]
+
+
 def test_an_optimizer_that_never_steps_is_named() -> None:
     model = network()
     first, second = SGD(model[0].parameters(), lr=0.1), Adam(model[2].parameters(), lr=0.1)
