@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from hookstats.records.keys import plain_kind
 from hookstats.records.layout import shard_dim
-from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.record import SiteInfo, StepRecord, kept_of_sites
 from hookstats.records.sparse import Int64
 from hookstats.stats.state import COUNT, M2, MEAN, NAN, NEGINF, POSINF
 
@@ -32,37 +31,22 @@ def gradient_norm(record: StepRecord) -> float | None:
     and none a NaN; None where the record has no gradients of parameters, or lacks one that came.
     A record of one rank has the gradients, or the shards of these, that the rank has.
     """
-    return GradientNorm()(record)
+    chosen = _gradients(record.sites)
+    if not len(chosen) or record.unread:
+        return None
+    moments, tallies = record.tensors.moments[:, chosen], record.tensors.tallies[:, chosen]
+    total = tallies.sum(1).tolist()
+    if total[NAN]:
+        return math.nan
+    if total[POSINF] or total[NEGINF]:
+        return math.inf
+    mean = moments[MEAN]
+    with np.errstate(over="ignore"):
+        squares = (tallies[COUNT] * mean * mean + moments[M2]).sum()
+    return math.sqrt(squares)
 
 
-class GradientNorm:
-    """`gradient_norm` of steps of which most have equal sites: those of gradients are looked for
-    once, as to hash a thousand sites takes longer than the norm."""
-
-    def __init__(self) -> None:
-        self._sites: tuple[SiteInfo, ...] = ()
-        self._gradients: Int64 = np.zeros(0, np.int64)
-
-    def __call__(self, record: StepRecord) -> float | None:
-        """See `gradient_norm`."""
-        if record.sites != self._sites:
-            self._gradients, self._sites = _gradients(record.sites), record.sites
-        if not len(self._gradients) or record.unread:
-            return None
-        tensors = record.tensors
-        moments, tallies = [x[:, self._gradients] for x in (tensors.moments, tensors.tallies)]
-        total = tallies.sum(1).tolist()
-        if total[NAN]:
-            return math.nan
-        if total[POSINF] or total[NEGINF]:
-            return math.inf
-        mean = moments[MEAN]
-        with np.errstate(over="ignore"):
-            squares = (tallies[COUNT] * mean * mean + moments[M2]).sum()
-        return math.sqrt(squares)
-
-
-@lru_cache(maxsize=8)
+@kept_of_sites
 def has_parts(sites: tuple[SiteInfo, ...]) -> bool:
     """Whether other ranks have parts of the parameters' gradients, so that their norm is not that
     of all."""
@@ -83,6 +67,7 @@ def unread(coverage: Mapping[str, Any] | None) -> list[str]:
     return [row["name"] for row in came if not row["observed"]]
 
 
+@kept_of_sites
 def _gradients(sites: tuple[SiteInfo, ...]) -> Int64:
     """The sites of gradients of parameters."""
     return np.flatnonzero([plain_kind(site.kind) == "param_grad" for site in sites])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from hookstats.stats.derived import columns_of, dead
 from hookstats.stats.lazy_torch import torch
 from hookstats.stats.merge import offsets_of, reduce_runs
 from hookstats.stats.printable import printable
+
+_T = TypeVar("_T")
 
 
 class SiteInfo(NamedTuple):
@@ -259,14 +261,27 @@ class StepRecord(Mapping[Key, ChannelStats]):
         return f"{message}: expected (name, kind), two strings"
 
 
+def kept_of_sites(make: Callable[[tuple[SiteInfo, ...]], _T]) -> Callable[..., _T]:
+    """Keep what `make` made of the last sites: most steps have the same tuple, and to hash it takes
+    longer than what is made."""
+    last: tuple[tuple[SiteInfo, ...] | None, Any] = None, None
+
+    @wraps(make)
+    def kept(sites: tuple[SiteInfo, ...]) -> _T:
+        nonlocal last
+        known = last  # another thread may replace it
+        if known[0] is not sites:
+            known = last = sites, make(sites)
+        found: _T = known[1]
+        return found
+
+    return kept
+
+
+@kept_of_sites
 def channel_offsets(sites: tuple[SiteInfo, ...]) -> Int64:
     """int64 [S + 1]: where the channels of each site begin, one site after the other."""
-    global _last
-    known = _last  # most steps have the same tuple, and to hash its sites takes longer than this
-    if known[0] is not sites:
-        known = _last = sites, offsets_of(np.array([site.channels for site in sites], np.int64))
-    return known[1]
+    return offsets_of(np.array([site.channels for site in sites], np.int64))
 
 
-_last: tuple[tuple[SiteInfo, ...], Int64] = (), np.zeros(1, np.int64)
 _NAMED = 3  # sites that a representation names

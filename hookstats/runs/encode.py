@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hookstats.records.layout import Layout, mesh_text, placements_text
-from hookstats.records.record import SiteInfo, StepRecord, Table
+from hookstats.records.record import SiteInfo, StepRecord, Table, kept_of_sites
 from hookstats.records.sparse import SparseCounts
 from hookstats.runs.format import (
     CHANNELS,
@@ -24,8 +23,6 @@ from hookstats.runs.format import (
 from hookstats.runs.part_file import PLACEHOLDER, seal
 from hookstats.stats.merge import joined_rows
 from hookstats.stats.state import MOMENTS, TALLIES
-
-_T = TypeVar("_T")
 
 
 class Rows(NamedTuple):
@@ -52,7 +49,7 @@ def channel_rows(record: StepRecord) -> Rows | None:
 def encode_tensors(records: Sequence[StepRecord]) -> Any:
     """The tensors of records as a record batch; loops over no tensors."""
     pa = require_pyarrow()
-    described = _each(encode_sites, records)
+    described = [_encode_sites(record.sites) for record in records]
     columns = {
         **_keys(records, [len(record) for record in records]),
         **{name: pa.concat_arrays([each[name] for each in described]) for name in described[0]},
@@ -67,7 +64,8 @@ def encode_channels(records: Sequence[StepRecord]) -> Any:
     """The channels of records, which have them, as a record batch; loops over no channels."""
     pa = require_pyarrow()
     tables = [record.channels for record in records if record.channels is not None]
-    owners, described = _each(_owners, records), _each(encode_sites, records)
+    owners = [_owners(record.sites) for record in records]
+    described = [_encode_sites(record.sites) for record in records]
     columns: dict[str, Any] = _keys(records, [table.rows for table in tables])
     for name in ("site", "kind"):
         taken = [each[name].take(site) for each, (site, _) in zip(described, owners, strict=True)]
@@ -75,15 +73,6 @@ def encode_channels(records: Sequence[StepRecord]) -> Any:
     columns["channel"] = np.concatenate([channel for _, channel in owners])
     merged = records[0].rank is None
     return _batch({**columns, **_statistics(tables)}, CHANNELS, is_merged=merged)
-
-
-def _each(encode: Callable[[tuple[SiteInfo, ...]], _T], records: Sequence[StepRecord]) -> list[_T]:
-    """What `encode` makes of the sites of each record; most have those of the record before."""
-    found: list[_T] = []
-    for i, record in enumerate(records):
-        is_known = i > 0 and record.sites == records[i - 1].sites
-        found.append(found[-1] if is_known else encode(record.sites))
-    return found
 
 
 def _batch(columns: dict[str, Any], folder: str, *, is_merged: bool) -> Any:
@@ -123,7 +112,7 @@ def _statistics(tables: Sequence[Table]) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=2)
+@kept_of_sites
 def _owners(sites: tuple[SiteInfo, ...]) -> tuple[Any, Any]:
     """The site of each channel, and the number of the channel there."""
     lengths = np.array([site.channels for site in sites], np.int64)
@@ -132,9 +121,9 @@ def _owners(sites: tuple[SiteInfo, ...]) -> tuple[Any, Any]:
     return require_pyarrow().array(site), channel.astype(np.int32)
 
 
-@lru_cache(maxsize=2)
-def encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
-    """The columns that describe sites; kept, since most steps have equal sites."""
+@kept_of_sites
+def _encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
+    """The columns that describe sites."""
     schema = schema_of(TENSORS)
     layouts = [site.layout for site in sites]
     values: dict[str, list[Any]] = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.scaled import scaled
@@ -298,12 +299,8 @@ class Parts:
             check_rows(table, footer.records, name.rank)
             check_values(table, self.bins_of(folder))
         table = table.select(list(columns))
-        if sum([where.rows for where in places]) == table.num_rows:
-            return table
-        mask = np.zeros(table.num_rows, np.bool_)
-        for where in places:
-            mask[where.first : where.first + where.rows] = True
-        return table.filter(mask)
+        valid = is_valid(places, table.num_rows)
+        return table if valid.all() else table.filter(valid)
 
     def bins_of(self, folder: str) -> Bins | None:
         """The bins of the histograms in a directory."""
@@ -339,6 +336,14 @@ class Parts:
         sites = sites_of(described, self._texts)
         self._sites[rank] = self._sites[-1] = described, sites
         return sites
+
+
+def is_valid(places: Sequence[Where], rows: int) -> NDArray[np.bool_]:
+    """bool [rows]: which rows of a part are those of records at these places."""
+    valid = np.zeros(rows, np.bool_)
+    for where in places:
+        valid[where.first : where.first + where.rows] = True
+    return valid
 
 
 def _between(footer: Footer, first: int, end: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from hookstats.runs.decode import check_values, list_offsets, list_values, numbe
 from hookstats.runs.format import HISTOGRAM, TENSORS, PartName
 from hookstats.runs.merged import MergedRecords
 from hookstats.runs.part_file import open_part
-from hookstats.runs.parts import Parts
+from hookstats.runs.parts import Parts, is_valid
 from hookstats.stats.state import TALLIES
 
 Choose = Callable[[Collection[Key]], list[Key]]
@@ -120,15 +120,8 @@ class Selection:
         try:
             with open_part(self._parts.run, name, folder) as file:
                 table = file.read(columns)
-                places = self._places[name]
-                if sum([where.rows for where in places]) < table.num_rows:
-                    firsts = np.array([where.first for where in places], np.int64)
-                    lengths = np.array([where.rows for where in places], np.int64)
-                    ends = np.cumsum(lengths)
-                    valid = np.arange(ends[-1]) + np.repeat(firsts - (ends - lengths), lengths)
-                    rows = valid[rows]
                 check_values(table, self._parts.bins_of(folder))
-                return table, rows
+                return table, np.flatnonzero(is_valid(self._places[name], table.num_rows))[rows]
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 errno.ENOENT, "deleted since the series was asked for; ask for it again", str(name)

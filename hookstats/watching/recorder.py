@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hookstats.buffers.closed import ClosedStep
 from hookstats.buffers.double_buffer import PATIENCE
-from hookstats.records.norms import GRADIENT_NORM, GradientNorm
+from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
 from hookstats.rules.actions import OnIncident
 from hookstats.rules.facts import Fact
@@ -118,7 +118,6 @@ class Recorder:
         self._of_rules: dict[int, Worker] = {}  # by the id of the rule
         if monitor is not None:
             monitor.perform = self._perform
-        self._norm_of = GradientNorm()
         self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
         # Other ranks wait for this one; what a rule raises is to come soon.
         is_prompt = exchange is not None or (monitor is not None and monitor.may_raise)
@@ -459,7 +458,7 @@ class Recorder:
         if scalars is not None:
             values = scalars.resolved()
             record.complete(values)
-            norm = self._norm_of(record)
+            norm = gradient_norm(record)
             if norm is not None:
                 values.setdefault(GRADIENT_NORM, norm)
                 self._norms[step] = norm
