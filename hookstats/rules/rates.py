@@ -13,7 +13,7 @@ from hookstats.records.alerts import SCALAR, Alert
 from hookstats.records.norms import GRADIENT_NORM
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
-from hookstats.rules.history import History, Sites
+from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, ScalarRule, at_least, fraction
 from hookstats.rules.setup import Group
 
@@ -255,11 +255,6 @@ class Rounding(Rule):
 
 
 _HALF_UNIT = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
-
-
-def _are_any_half(sites: Sites) -> bool:
-    """Whether any tensor has one of these dtypes."""
-    return any(site.dtype in _HALF_UNIT for site in sites.sites)
 
 
 def relative_updates(record: StepRecord, history: History, rms: Float64) -> dict[int, float]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -41,11 +41,6 @@ def columns_of(moments: Array, tallies: Array) -> Columns:
         return moments[..., MOMENTS.index(name)]
 
     return column
-
-
-def of_rows(states: Sequence[Columns], name: str, rows: slice | Array) -> Array:
-    """Some rows of a column of each of the states: [states, rows]."""
-    return np.array([columns(name)[rows] for columns in states])
 
 
 def mean(columns: Columns) -> Array:
