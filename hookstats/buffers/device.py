@@ -124,7 +124,7 @@ class DeviceBuffer:
         )
 
     def ranges(self, sites: Int64, channels: Int64) -> Ranges:
-        """The rows of these sites, which have so many channels each."""
+        """The rows of these sites, given their numbers of channels."""
         return Ranges(self, sites, offsets_of(channels))
 
     def close(self, buffer: int, ranges: Ranges, calls: Int64) -> Part:

@@ -94,7 +94,7 @@ class DoubleBuffer:
         self._half: _hooks.DoubleBuffer | _PythonHalf = self.native or _PythonHalf()
         self._placed: list[_Placed] = []
         self._infos: tuple[SiteInfo, ...] | None = None  # those of `_placed`, until one changes
-        self._ranges: tuple[int, list[Ranges]] = 0, []  # of so many sites
+        self._ranges: tuple[int, list[Ranges]] = 0, []  # with the number of sites
         # By site: the number of tensors that were accumulated, not counting graphs, and when the
         # first of them came, by a clock that ticks with the first tensor of a site in a step.
         self._calls = Rows([zeros(2, _HOST)], is_double=False)

@@ -125,7 +125,7 @@ def _write_parquet(recorded: Run, out: Path) -> None:
             count = len(table.column("step").unique())
             writer.write_table(table)
             deque(islice(steps, count), 0)  # the bar is as far as the file
-    deque(steps, 0)  # a run that is being written may have deleted some meanwhile
+    deque(steps, 0)  # a run that is being written may have deleted some since
 
 
 def _write_csv(recorded: Run, out: Path, channels: bool) -> None:

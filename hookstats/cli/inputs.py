@@ -17,7 +17,7 @@ def open_path(path: Path, strict: bool = False, rank: int | None = None) -> Run:
     warning, or an error if `strict`.
 
     Raises:
-        ValueError: the run has no such rank; the message names those that it has.
+        ValueError: the run has no such rank; the message names the ranks that it has.
     """
     run = open_run(path, skip_damaged=not strict)
     if rank is None:

@@ -155,7 +155,7 @@ def _order(one: Listed, by: str) -> tuple[object, str]:
 
 
 def _goodness(loss: float | None) -> tuple[int, float]:
-    """Sorts the least loss first, those that are not finite after others, and none last."""
+    """Sorts the least loss first, non-finite losses after others, and none last."""
     if loss is None:
         return 2, 0.0
     return (0, loss) if math.isfinite(loss) else (1, 0.0)

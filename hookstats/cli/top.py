@@ -2,7 +2,7 @@
 
 The view is refreshed as parts of the run arrive; press q or Ctrl-C to quit. "change" is the change
 of the rms over the last 12 recorded steps, which the curve draws from zero upwards. What incidents
-began with comes first, then layers with non-finite values, then those that changed most. In a long
+began with comes first, then layers with non-finite values, then layers that changed most. In a long
 run, only the last 300 recorded steps are read.
 
 examples:

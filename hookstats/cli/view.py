@@ -64,7 +64,7 @@ class View:
         self._replay = None if self._rules is None else Replay(self.run, self._rules)
 
     def read(self, seconds: float = math.inf) -> bool:
-        """Read new steps for about so many seconds; returns whether more are left to read.
+        """Read new steps for about `seconds`; returns whether more are left to read.
 
         Raises:
             ValueError: the layers and kinds match nothing.

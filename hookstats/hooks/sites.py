@@ -122,7 +122,7 @@ class Site:
         return self if mask is None else Masked(self, mask)
 
     def _of_width(self, gradient: Tensor) -> Site:
-        """The site for a gradient, which as a rule has the width of its tensor."""
+        """The site for a gradient, which usually has the width of its tensor."""
         try:
             widths = None if self._widths is None else self._widths()
             return (widths and widths.find(gradient)) or self

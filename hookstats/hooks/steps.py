@@ -23,7 +23,7 @@ _TIMES = 10
 
 
 class Optimizers:
-    """The optimizers of a watch, which are not kept alive, and those that stepped in the open step.
+    """The optimizers of a watch, held weakly, and which of them stepped in the open step.
 
     All of them step in a step, unless one steps again and the models of the others were not called
     in between, as where layers are trained one after the other: then that one closes steps alone.
@@ -45,7 +45,7 @@ class Optimizers:
         return len(self._known)
 
     def __iter__(self) -> Iterator[Optimizer]:
-        """Those that are alive."""
+        """The optimizers that are alive."""
         return filter(None, [known() for known in self._known])
 
     def add(self, optimizer: Optimizer) -> None:

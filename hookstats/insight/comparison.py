@@ -105,13 +105,13 @@ class RunComparison:
 
     @property
     def seen(self) -> Collection[Key]:
-        """The sites of both runs, those that were not chosen included."""
+        """The sites of both runs, chosen or not."""
         return self._seen
 
     @cached_property
     def sites(self) -> list[SiteDifferences]:
         """The sites that differ, those with the greatest `SiteDifferences.distance` first; among
-        equals, those that differ first."""
+        equals, differing sites first."""
         if not self._found:
             return []
         found = _Found(*map(np.concatenate, zip(*self._found, strict=True)))

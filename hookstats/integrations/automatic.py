@@ -1,7 +1,7 @@
 """Automatic: watches the models that a training script trains, without a line in the script.
 
 The script's optimizers are noted when they are made. At the first call of one of their models with
-gradients on, all wrapping is done, as by DDP or FSDP, and as a rule no code is compiled yet: then
+gradients on, all wrapping is done, as by DDP or FSDP, and usually no code is compiled yet: then
 the modules that own the optimizers' parameters are watched. Until then, nn.Module's `__call__`
 looks for this moment; afterwards it is as it was. Where compiled code makes all the calls, nothing
 sees that moment: the end of the optimizers' first step serves, and that step is not recorded. Nor
@@ -78,8 +78,8 @@ class _Training:
 class Automatic:
     """Calls `begin` when a training of a script begins; as a context, while it is entered.
 
-    A process that is forked meanwhile is left alone. Whatever goes wrong is said on stderr, and the
-    script goes on.
+    A process that is forked inside the context is left alone. Whatever goes wrong is said on
+    stderr, and the script goes on.
     """
 
     def __init__(self, begin: Begin) -> None:
@@ -97,7 +97,7 @@ class Automatic:
         self._going: list[_Training] = []
         self._left_out = False  # a training, as there were too many
         self.watches: list[Watch] = []
-        """Those that were begun, in order."""
+        """The watches that were begun, in order."""
 
     def __enter__(self) -> Automatic:
         original, note, process = self._init, self._note, self._process

@@ -60,7 +60,7 @@ def watch(trainer: Trainer, *, out: str | os.PathLike[str] | None = None, **opti
 
 
 def _resumes(trainer: Trainer) -> bool:
-    """Whether the Trainer will load a checkpoint of its own."""
+    """Whether the Trainer will load one of its checkpoints."""
     config = trainer.config.checkpoint
     folder = Path(trainer.config.dump_folder, getattr(config, "folder", "checkpoint"))
     enabled = getattr(config, "enable", False)

@@ -1,6 +1,6 @@
 """The device types that hookstats treats differently, one row each: the one place to add a device.
 
-A device with kernels also has a folder of its own in csrc, and csrc/ops/update_<device>.cpp.
+A device with kernels also has a folder in csrc, and csrc/ops/update_<device>.cpp.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def charts(
 
 
 def logged(values: Mapping[str, float]) -> dict[str, float]:
-    """The numbers that training logs by tag, such as "scalar/loss"; only those that are finite."""
+    """The numbers that training logs by tag, such as "scalar/loss"; finite numbers only."""
     return {f"scalar/{name}": x for name, x in values.items() if math.isfinite(x)}
 
 

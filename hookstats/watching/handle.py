@@ -214,7 +214,7 @@ class Watch(Unique):
                 self._graphs.look(given, self._step - (self._log.closed is not None))
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Have one more optimizer close steps, as those that `watch` was given.
+        """Have one more optimizer close steps, like the optimizers that `watch` was given.
 
         For an optimizer that is made after the hooks, as where the model is compiled in between.
 
@@ -230,7 +230,7 @@ class Watch(Unique):
     def phase(self, name: str) -> AbstractContextManager[None]:
         """In this context, calls of modules are in a phase: ``with watch.phase("fake"): ...``.
 
-        Each phase has hooks and statistics of its own, whose kinds begin with its name:
+        Each phase has separate hooks and statistics, whose kinds begin with its name:
         "fake:output". So those of a module with several roles, such as the discriminator of a GAN,
         stay apart, and so do those of an evaluation, ``with watch.phase("evaluation")``, or of the
         time steps of a recurrent cell. Gradients belong to the phase of their forward, wherever the

@@ -409,7 +409,7 @@ class Recorder:
         return steps
 
     def _rest(self) -> None:
-        """Sleep for `rest` while few steps come, and nobody waits; drain devices meanwhile."""
+        """Sleep for `rest` while few steps come, and nobody waits; drain devices in between."""
         end = time.monotonic() + self.rest
         while True:
             self._gather()

@@ -104,7 +104,7 @@ class Exchange:
         """By step that was merged, the greatest k that any rank wanted; oldest first."""
         self.line = 0
         """How often the training gave a step's number itself, as where it goes back: on all ranks
-        alike, so that a step is merged with those of its own time."""
+        alike, so that a step is merged with steps of the same line."""
 
     def is_due(self, step: int) -> bool:
         """Whether a recorded step is to be merged."""

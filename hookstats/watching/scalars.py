@@ -115,7 +115,7 @@ def learning_rates(optimizers: Iterable[Optimizer]) -> dict[str, float | OnDevic
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     found: dict[str, float | OnDevice] = {}
     for i, group in enumerate(groups):
-        if type(group.get("lr")) is float:  # as a rule
+        if type(group.get("lr")) is float:  # the usual case
             found[f"lr/{i}"] = group["lr"]
             continue
         with suppress(KeyError, ValueError):  # an optimizer without rates, or with one per element

@@ -33,7 +33,7 @@ BURST = 16
 MOST = 10
 """The greatest k."""
 _ABOVE, _BELOW = 1.2, 0.7  # of the budget: what makes k grow, and where it may fall
-_SELDOM = 4  # with so many steps from one that is recorded to the next, hooks go in between
+_SELDOM = 4  # from this distance between recorded steps on, hooks go in between
 _MOST_WAITING = 64  # how many steps a device may be behind before they are not measured
 
 

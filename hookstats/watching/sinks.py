@@ -139,7 +139,7 @@ class _Called:
 
 
 class Sinks:
-    """The sinks that are called, each as `Retries` says, on a thread of its own.
+    """The sinks that are called, each as `Retries` says, on a separate thread.
 
     Whoever gives them records waits until all have them, or have not returned for `patience`: such
     a sink is disabled, and its thread is left to it.

@@ -140,9 +140,8 @@ def watch(
             second of those that remain, and so on, the same blocks on all ranks. Ten recorded steps
             before and after each incident that is no note stay, too, in up to half of it.
             `Run.thinned` counts the deleted steps. By default a run that is continued keeps a wider
-            limit of its own, None included. A line on stderr
-            says at the second step what steps take, and another one when the first are about to be
-            deleted.
+            limit, None included. A line on stderr says at the second step what steps take, and
+            another one when the first are about to be deleted.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
         rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`, by name, class
             or as a Rule; False or () for none. They check each recorded step, on the same thread as
