@@ -126,8 +126,8 @@ def watch(
         budget: with "auto", the share of the training's time that recording may take.
         out: a new or empty directory for the run, which `open_run` reads; None for no directory.
             "{n}" in it stands for the first number that is free: "runs/a-{n}" is "runs/a-1", and
-            the next time "runs/a-2". `Watch.path` has the directory. Several ranks need a process
-            group for that.
+            the next time "runs/a-2". `Watch.path` is the directory, absolute. Several ranks need a
+            process group for that.
         append: whether `out` may hold a run of the same model and settings, which is continued:
             steps are numbered from the last recorded step, or from that of
             `Watch.load_state_dict`.
