@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import run_untraced
@@ -116,10 +116,11 @@ for _hook in (OutputHook, InputHook):
 def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
     """Register the hooks that accumulate the gradient of `tensor`, or count why not."""
     try:
-        reason = reason or why_no_gradient(tensor)
-        if reason is None:  # only then are sizes compared: those of an export are symbols
+        if reason is None and not is_exporting():  # whose sizes are symbols, not to be compared
             site.note_sharding(tensor)
-            reason = reasons.DISABLED if site.counts.disabled else None
+        reason = reason or why_no_gradient(tensor)
+        if reason is None and site.counts.disabled:
+            reason = reasons.DISABLED
         if reason is None:
             if site.native is not None and native.hooks is not None:
                 reason = native.hooks.await_gradient(site.native, tensor)

@@ -9,7 +9,6 @@ from contextlib import suppress
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from hookstats.watching.watch import watch
 
@@ -53,7 +52,7 @@ def call(model: Meeting, lengths: list[int]) -> None:
 @pytest.mark.usefixtures("hooks_in")
 def test_calls_that_overlap_have_their_own_masks() -> None:
     model = Meeting(3)
-    with watch(model, SGD(model.parameters(), lr=0.1), mask="mask", rules=False) as w:
+    with watch(model, mask="mask", rules=False) as w:
         w.step()
         call(model, [1, 4, 6])
         w.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -44,6 +45,13 @@ def training(name: str = "rotated") -> tuple[Rotated, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = Rotated(name)
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.fixture(autouse=True)
+def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the watches that other tests left open."""
+    monkeypatch.setattr(points, "_watches", OrderedDict())
+    monkeypatch.setattr(points, "_points", {})
 
 
 def test_without_a_watch_the_value_comes_back_and_nothing_stays() -> None:

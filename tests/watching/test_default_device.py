@@ -126,4 +126,4 @@ def test_what_people_see_does_not_depend_on_the_default(
         assert "<html" in page.render(run)
         assert rules.replay(run) == []
         assert run["0", "output"][SITE].mean.shape == (3,)
-        assert not doctor._self_test(None).broken
+        assert not doctor._self_test().broken
