@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookstats._torch import WRAPPED, takes_step_hooks
+from hookstats._torch import takes_step_hooks
 from hookstats.integrations.automatic import parameters_of, roots_of
 from hookstats.preflight.check import examined
 from hookstats.preflight.finding import Line
-from hookstats.preflight.given import Given
+from hookstats.preflight.given import Given, unwrapped
 from hookstats.preflight.training import Backward
 
 _MOST = 3
@@ -94,7 +94,7 @@ class Preflight:
             self._undo()
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        module = _unwrapped(module)
+        module = unwrapped(module)
         if any(True for _ in module.parameters()):
             given = Given(args, kwargs, lambda output: None, self._batch_dim)
             self._calls[id(module)] = _Call(module, given.copied().measured())
@@ -106,14 +106,13 @@ class Preflight:
         if not roots:
             return
         self._undo()
-        parameters = [p for root in roots for p in root.parameters()]
-        backward = Backward.of(loss, parameters)
+        backward = Backward.of(loss, roots, optimizers, again=lambda: None)
         reaches_any = any(one is not None for one in backward.gradients.values())
         for root in roots:
             own = {id(p) for p in root.parameters()} & trained
             calls = self._calls_of(root, own)
             if not calls:
-                self.in_parts.append(type(_unwrapped(root)).__name__)
+                self.in_parts.append(type(unwrapped(root)).__name__)
             for call in calls:
                 lines = examined(
                     *(call.module, call.given),
@@ -147,19 +146,3 @@ def _set(init: Any, call: Any, backward: Any) -> None:
     Optimizer.__init__ = init  # type: ignore[method-assign]
     nn.Module.__call__ = call  # type: ignore[method-assign]
     torch.autograd.backward = backward
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    """The module in the wrappers of compilers and of data parallelism."""
-    while True:
-        children = dict(module.named_children())
-        inner = next((children[name] for name in children if name in WRAPPED), None)
-        if inner is None and list(children) == ["module"] and not _owns(module):
-            inner = children["module"]
-        if inner is None:
-            return module
-        module = inner
-
-
-def _owns(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters(recurse=False))

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hookstats._torch import is_plain
 from hookstats.preflight import dependence, settings, training
 from hookstats.preflight.finding import Finding, Line
-from hookstats.preflight.given import Given, Loss
+from hookstats.preflight.given import Given, Loss, unwrapped
 from hookstats.preflight.recording import of_recording
 from hookstats.preflight.untouched import Snapshot, untouched
 from hookstats.stats.printable import printable
@@ -60,6 +60,7 @@ def check(
     """
     _check_arguments(model, batch_dim)
     optimizers = as_optimizers(optimizer)
+    model = unwrapped(model)
     given = Given.of(model, batch, loss, batch_dim)
     lines = examined(model, given, optimizers, causal=causal)
     if not quiet:
@@ -93,9 +94,14 @@ def _examined(
     causal: bool | None,
     backward: training.Backward | None,
 ) -> list[Line]:
-    made = training.trained(model, given, backward)
+    made = training.trained(model, given, optimizers, backward)
     members = settings.members(optimizers)
-    lines = [training.initial_loss(made), training.gradients(made, members), training.gain(made)]
+    lines = [
+        training.initial_loss(made),
+        training.loss_graph(made),
+        training.gradients(made, members),
+        training.gain(made),
+    ]
     found = made.backward.facts.cross_entropy
     target = None if found is None else found[1]
     is_next = dependence.is_next_token(given, target) if causal is None else causal

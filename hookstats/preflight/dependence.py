@@ -24,7 +24,7 @@ from hookstats.preflight.events import (
 )
 from hookstats.preflight.finding import Finding, Line, skipped
 from hookstats.preflight.given import Given, floats
-from hookstats.preflight.untouched import Snapshot
+from hookstats.preflight.untouched import Snapshot, reseed
 from hookstats.records.keys import label
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -111,7 +111,7 @@ class _Checks:
         ]
 
     def _run(self, given: Given, part: Part) -> _Run:
-        torch.manual_seed(_SEED)
+        reseed()
         self._snapshot.reset()
         for module in self._model.modules():
             module.training = False

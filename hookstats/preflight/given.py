@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookstats._torch import WRAPPED
 from hookstats.hooks.leaves import argument_leaves, leaves
 
 Loss = Callable[..., Tensor]
@@ -164,3 +165,19 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def floats(output: Any) -> Sequence[Tensor]:
     """The floating-point tensors in an output, without scalars."""
     return [one.detach() for _, one in leaves(output) if one.is_floating_point() and one.dim()]
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module in the wrappers of compilers and of data parallelism."""
+    while True:
+        children = dict(module.named_children())
+        inner = next((children[name] for name in children if name in WRAPPED), None)
+        if inner is None and list(children) == ["module"] and not _owns(module):
+            inner = children["module"]
+        if inner is None:
+            return module
+        module = inner
+
+
+def _owns(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters(recurse=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import isfinite, log
@@ -10,12 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hookstats.hooks.leaves import leaves
 from hookstats.preflight.finding import Finding, Line, listed, skipped
 from hookstats.preflight.given import Given
 from hookstats.records.alerts import Severity
 from hookstats.records.keys import label
+from hookstats.rules.facts import Graph
+from hookstats.rules.history import History
+from hookstats.rules.loss_graph import LossGraph
+from hookstats.watching.loss_graphs import LossGraphs
 
 LOSS, GRADIENTS, GAIN = "initial loss", "gradients", "gain by depth"
 
@@ -63,16 +68,32 @@ class Backward:
     """By the id of the parameter."""
     error: str = ""
     """Why there are no gradients."""
+    graphs: list[Graph] = field(default_factory=list)
+    """The graph of the loss, as rules see it, once for each look at it."""
 
     @classmethod
-    def of(cls, start: Tensor, parameters: Iterable[Tensor], is_loss: bool = True) -> Backward:
-        """Run the backward of a loss, which frees the graph; the parameters' `grad` stays."""
-        made = cls(float(start.detach()) if is_loss else None)
-        wanted = [one for one in parameters if one.requires_grad]
+    def of(
+        cls,
+        start: Tensor,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer] = (),
+        again: Callable[[], Tensor | None] | None = None,
+    ) -> Backward:
+        """Run the backward of a loss, which frees the graph; the parameters' `grad` stays.
+
+        again: makes the loss once more, which shows what in its graph is made anew; None where
+            `start` is no loss.
+        """
+        made = cls(None if again is None else float(start.detach()))
+        wanted = [p for model in models for p in model.parameters() if p.requires_grad]
         if not start.requires_grad:
-            made.error = "the loss" if is_loss else "the output"
+            made.error = "the output" if again is None else "the loss"
             return made
         made.facts = _facts(start)
+        if again is not None:
+            looks = LossGraphs(models, optimizers, lambda step, graph: made.graphs.append(graph))
+            looks.look({"loss": start}, 0)
+            looks.look({"loss": again()}, 1)
         if not wanted:
             return made
         try:
@@ -101,7 +122,12 @@ class Pass:
         return {name: self.backward.gradients.get(id(p)) for name, p in self.named.items()}
 
 
-def trained(model: nn.Module, given: Given, backward: Backward | None = None) -> Pass:
+def trained(
+    model: nn.Module,
+    given: Given,
+    optimizers: Sequence[Optimizer] = (),
+    backward: Backward | None = None,
+) -> Pass:
     """Run the model on the batch in the mode that it is in, and back.
 
     backward: that of a loss that was there before; by default the loss is computed.
@@ -121,7 +147,8 @@ def trained(model: nn.Module, given: Given, backward: Backward | None = None) ->
     start = projection(output) if loss is None else loss
     own = Backward(error="the output")
     if start is not None:
-        own = Backward.of(start, named.values(), is_loss=loss is not None)
+        again = None if loss is None else lambda: loss_of(given, given.call(model))
+        own = Backward.of(start, [model], optimizers, again)
     return Pass(named, backward or own, list(layers.values()))
 
 
@@ -258,6 +285,21 @@ def _of_numbers(value: float, output: Tensor, target: Tensor) -> Line:
         return Line(LOSS, text)
     message = f"outputs and targets are of different sizes: {text.partition('; ')[2]}"
     return Line(LOSS, text, (Finding(LOSS, "warning", "", message, advice),))
+
+
+def loss_graph(made: Pass) -> Line:
+    """What the graph of the loss shows, as the rule of this name says it."""
+    rule, graphs = LossGraph(), made.backward.graphs
+    if not graphs:
+        return skipped(rule.name, "no loss with a graph")
+    text = f"{len(graphs[0].nodes)} operators"
+    found = [alert for graph in graphs for alert in rule.check_fact(0, graph, History())]
+    if not found:
+        return Line(rule.name, text)
+    alert = max(found, key=lambda one: one.level)
+    message = f"the {alert.message.split(': ', 2)[2]}"
+    finding = Finding(rule.name, alert.severity, "", message, alert.advice or rule.advice)
+    return Line(rule.name, text, (finding,))
 
 
 def gradients(made: Pass, members: set[int]) -> Line:

@@ -23,6 +23,7 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, dict(vars(module))) for module in model.modules()]
         self._gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        self._generators: list[tuple[torch.Generator, Tensor]] = []
         self._containers: list[tuple[Any, Any]] = []
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         for _, attributes in self._modules:
@@ -33,6 +34,8 @@ class Snapshot:
         if isinstance(value, Tensor):
             if id(value) not in self._tensors and not value.is_meta:
                 self._tensors[id(value)] = value, value.detach().clone()
+        elif isinstance(value, torch.Generator):
+            self._generators.append((value, value.get_state()))
         elif isinstance(value, (dict, list, set)):
             self._containers.append((value, value.copy()))
             items = value.values() if isinstance(value, dict) else value
@@ -56,6 +59,8 @@ class Snapshot:
             if not _is_same(value, items):
                 value.clear()
                 value.extend(items) if isinstance(value, list) else value.update(items)
+        for generator, state in self._generators:
+            generator.set_state(state)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         with torch.no_grad():
@@ -95,17 +100,33 @@ def untouched(model: nn.Module) -> Iterator[Snapshot]:
     snapshot = Snapshot(model)
     numpy = sys.modules.get("numpy")
     numbers, state = random.getstate(), None if numpy is None else numpy.random.get_state()
-    devices = {p.device.index or 0 for p in model.parameters() if p.is_cuda}
+    devices = range(torch.cuda.device_count()) if _has_cuda() else ()
     with ExitStack() as stack:
         stack.callback(snapshot.restore)
         stack.callback(random.setstate, numbers)
         if numpy is not None:
             stack.callback(numpy.random.set_state, state)
-        stack.enter_context(torch.random.fork_rng(sorted(devices)))
+        stack.enter_context(torch.random.fork_rng(list(devices)))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.enable_grad())
         _unwatch(model)
         yield snapshot
+
+
+def _has_cuda() -> bool:
+    """Whether CUDA devices are in use."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def reseed() -> None:
+    """Have all generators begin anew; those of devices that are not in use stay as they are, where
+    torch.manual_seed would set them when their device is used first."""
+    torch.default_generator.manual_seed(0)
+    random.seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+    if _has_cuda():
+        torch.cuda.manual_seed_all(0)
 
 
 def _unwatch(model: nn.Module) -> None:

@@ -89,12 +89,14 @@ class Own(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.register_buffer("calls", torch.zeros(()))
         self.state: Tensor | None = None
+        self.noise = torch.Generator()
         self.seen: list[float] = []
         self.by_name: dict[str, Tensor] = {"mean": torch.zeros(8)}
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.seen.append(random.random() + numpy.random.rand())  # noqa: NPY002
+        x = x + 0.01 * torch.randn(x.shape, generator=self.noise)
         hidden = self.drop(self.norm(self.first(x) + self.table(torch.arange(len(x)) % 5)))
         self.by_name["mean"].add_(hidden.detach().mean(0))
         self.by_name[f"call {len(self.seen)}"] = hidden
@@ -126,6 +128,7 @@ def states(model: nn.Module) -> list[Any]:
         [len(module._forward_hooks) for module in model.modules()],
         (list(model.seen), list(model.by_name), model.state),
         (torch.get_rng_state().numpy().tobytes(), random.getstate()),
+        model.noise.get_state().numpy().tobytes(),
         [str(part) for part in numpy.random.get_state()],  # noqa: NPY002
     ]
 
@@ -147,6 +150,19 @@ def test_the_model_and_the_generators_stay_as_they_were(mode: str) -> None:
     if watch is not None:
         watch.close()
         assert all(not row.forwards for row in watch.coverage().rows)
+
+
+def test_devices_that_are_not_in_use_get_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    hs.check(Linear(8, 3), xy(6, 8), F.cross_entropy, quiet=True)
+    assert seeds == []
+
+
+def test_a_wrapper_stands_for_its_model() -> None:
+    wrapped = nn.DataParallel(Recurrent(batch_first=False))
+    (found,) = hs.check(wrapped, xy(6, 5, 8), F.cross_entropy, quiet=True)
+    assert found.where == "rnn"
 
 
 def test_the_model_stays_as_it_was_where_the_check_fails() -> None:
@@ -202,6 +218,18 @@ FAULTS: dict[str, tuple[Callable[[], tuple[Any, ...]], str, str, str]] = {
         lambda: (Linear(8, 1), (torch.randn(6, 8), 2e5 * torch.randn(6, 1)), F.mse_loss),
         *("initial loss", "", "standardise the targets"),
     ),
+    "softmax before a cross-entropy": (
+        lambda: (Linear(8, 3), xy(6, 8), lambda o, t: F.cross_entropy(F.softmax(o, 1), t)),
+        *("loss graph", "", "without an activation"),
+    ),
+    "outputs [N, 1] and targets [N]": (
+        lambda: (Linear(8, 1), (torch.randn(6, 8), torch.randn(6)), squares),
+        *("loss graph", "", "one shape"),
+    ),
+    "layers in a list": (
+        lambda: (Listed(), xy(6, 8), F.cross_entropy),
+        *("loss graph", "", "nn.ModuleList"),
+    ),
     "detached": (
         lambda: (Linear(8, 3), xy(6, 8), lambda o, t: F.cross_entropy(o.detach(), t)),
         *("gradients", "", "detach"),
@@ -240,6 +268,23 @@ class Idle(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x
+
+
+class Listed(nn.Module):
+    """Layers that no module has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = [Linear(8, 8), Linear(8, 8)], Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.head(x)
+
+
+def squares(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
 
 
 def large(output: Tensor, target: Tensor) -> Tensor:
@@ -328,9 +373,9 @@ class Teacher(nn.Module):
 
 SOUND: dict[str, Callable[[], tuple[nn.Module, Any, Any]]] = {
     "MLP": lambda: of_rows(Sequential(Linear(32, 64), ReLU(), Linear(64, 3))),
-    "deep ReLU": lambda: of_rows(deep(ReLU, 6)),
-    "deep Tanh": lambda: of_rows(deep(nn.Tanh, 6)),
-    "Dropout": lambda: of_rows(Sequential(Linear(32, 64), nn.Dropout(0.5), Linear(64, 3))),
+    "deep ReLU": lambda: of_rows(Sequential(deep(ReLU, 6), Linear(32, 3))),
+    "deep Tanh": lambda: of_rows(Sequential(deep(nn.Tanh, 6), Linear(32, 3))),
+    "Dropout": lambda: of_rows(Sequential(Linear(32, 64), ReLU(), nn.Dropout(0.5), Linear(64, 3))),
     "zeros at the end": lambda: of_rows(zero_at_the_end()),
     "BatchNorm": lambda: image(cnn(nn.BatchNorm2d)),
     "GroupNorm": lambda: image(cnn(lambda width: nn.GroupNorm(2, width))),
