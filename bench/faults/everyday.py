@@ -143,6 +143,30 @@ EVERYDAY = (
     Fault(name="loop/two-steps", base="bert", says=_LOOP, start=plant.stepping_twice),
     Fault(name="loop/other-model", base="resnet", says=_LOOP, start=plant.of_another_model),
     Fault(
+        name="data/one-column",
+        base="cnn-colours",
+        says=("inputs",),
+        batch=plant.of_inputs(plant.with_large_channel),
+    ),
+    Fault(
+        name="data/scaled-twice",
+        base="cnn",
+        says=("inputs",),
+        batch=plant.of_inputs(lambda x: x / 255),
+    ),
+    Fault(
+        name="init/all-zero",
+        base="mlp-tanh",
+        where=("fc0",),
+        start=plant.filled("*", 0.0),
+    ),
+    Fault(
+        name="optim/schedule-per-batch",
+        base="mlp-adam",
+        says=("learning rate",),
+        start=plant.with_decay(0.4),
+    ),
+    Fault(
         name="mode/eval-dropout",
         base="mlp",
         where=("act1", "act3"),

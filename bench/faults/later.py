@@ -93,7 +93,7 @@ _FAULTS = (
     Fault(
         name="optim/zeroed-too-late",
         base="rnn",
-        says=("untrained", "update size", "loss"),
+        says=("loop", "untrained", "update size", "loss"),
         start=plant.zeroed_too_late,
     ),
     Fault(

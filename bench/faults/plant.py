@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ExponentialLR
 
 from bench.faults.models import Batch, Training
 
@@ -177,6 +178,21 @@ def with_loss_of(loss: Callable[[Tensor, Tensor], Tensor]) -> Start:
 
     def plant(t: Training) -> None:
         t.loss = lambda model, x, y: loss(model(x), y)
+
+    return plant
+
+
+def with_large_channel(x: Tensor) -> Tensor:
+    """One channel is in other units."""
+    x[:, 1] *= 60
+    return x
+
+
+def with_decay(factor: float) -> Start:
+    """Step a schedule that is meant for epochs with each batch."""
+
+    def plant(t: Training) -> None:
+        t.scheduler = ExponentialLR(t.optimizer, factor)
 
     return plant
 

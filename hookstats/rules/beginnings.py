@@ -44,11 +44,12 @@ class Initialisation(Rule):
     from that of each other weight in its role (the same name but for numbers, "h.#.c_fc"), or from
     most weights of its type of module; if it is zero, unlike most of its role: residual branches
     that begin with zeros all do; if rows are 8 times larger or smaller than the median row, as
-    those of a head; if all values are equal, so that all its units learn the same; and if the rms
-    of an embedding is above `embedding`. The gains of norms are compared with each other alone. The
-    rule looks once, at the first step, and not at weights that were trained before, as norms with
-    values of their own show: there, some filters are often dead, and some are large. Heads, whose
-    outputs no later weight takes, may begin small. The alert's value is the gain.
+    those of a head; if all weights are zero; if all values are equal, so that all its units learn
+    the same; and if the rms of an embedding is above `embedding`. The gains of norms are compared
+    with each other alone. The rule looks once, at the first step, and not at weights that were
+    trained before, as norms with values of their own show: there, some filters are often dead, and
+    some are large. Heads, whose outputs no later weight takes, may begin small. The alert's value
+    is the gain.
     """
 
     name: ClassVar[str] = "initialisation"
@@ -72,6 +73,17 @@ class Initialisation(Rule):
         matrices = [w for w in known if _MATRICES.search(setup.type_of(w.name))]
         gains = {w.name: _gain(w, setup) for w in matrices}
         heads = _heads(matrices, setup)
+        trained = [w for w in matrices if w.trained]
+        if len(trained) > 1 and not any(gains[w.name] for w in trained):
+            says = (
+                f"begins with zeros, and so do all {len(trained)} weights: no gradient passes them"
+            )
+            helps = "initialise weights at random"
+            key = (trained[0].name, "param")
+            yield self.about(
+                key, record.step, record.rank, says, 0.0, advice=helps, severity="error"
+            )
+            return
         by_role, by_type = _Peers(gains, role), _Peers(gains, setup.type_of)
         for weight in matrices:
             gain = gains[weight.name]
@@ -245,10 +257,11 @@ class Untrained(Rule):
 
     steps: int = 5
     gone: int = 3
+    idle: int = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "steps", "gone")
+        at_least(self, 1, "steps", "gone", "idle")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         setup = history.setup
@@ -257,6 +270,8 @@ class Untrained(Rule):
         if setup is not None and history.pushed == self.steps:
             yield from self._left_out(record, setup, history)
             yield from self._without_gradient(record, setup, history)
+        if setup is not None and history.pushed == self.idle:
+            yield from self._never_run(record, setup, history)
         gone = [
             name
             for name in history.gone("param_grad", self.gone, after=16)
@@ -276,6 +291,30 @@ class Untrained(Rule):
         severity: Severity = "warning",
     ) -> Alert:
         return self.about(key, record.step, record.rank, says, len(names), severity=severity)
+
+    def _never_run(self, record: StepRecord, setup: Setup, history: History) -> Iterator[Alert]:
+        """Modules beside others that run, as experts that no router chooses."""
+        ran = {name for name in setup.modules if history.knows((name, "output"))}
+        roles = {role(name): name for name in ran}
+        weights = {weight.name.rpartition(".")[0] for weight in setup.weights if weight.trained}
+        idle = [
+            name
+            for name in setup.modules
+            if name not in ran and name in weights and role(name) in roles
+        ]
+        if idle:
+            peer = roles[role(idle[0])]
+            says = f"never came in {history.pushed} steps{_more(idle)}, that of {peer!r} did"
+            is_expert = "expert" in idle[0].lower()
+            yield self.about(
+                (idle[0], "output"),
+                record.step,
+                record.rank,
+                says,
+                len(idle),
+                severity="warning" if is_expert else "note",
+                advice="balance the router: a loss for equal loads, or noise" * is_expert,
+            )
 
     def _left_out(self, record: StepRecord, setup: Setup, history: History) -> Iterator[Alert]:
         trained = [w for w in setup.weights if w.trained]

@@ -26,6 +26,9 @@ _T = TypeVar("_T")
 WINDOW = 32
 """How many earlier values of the rms are kept per tensor."""
 
+_START = 4
+"""How many steps are the start of a tensor."""
+
 SCALARS = 512
 """How many values are kept per scalar."""
 
@@ -134,6 +137,9 @@ class History:
         """float64 [S]: the rms of the finite values in this step; NaN without any."""
         self.past_rms: Float64
         """float64 [S, WINDOW]: the rms in the steps before, oldest first; NaN without a step."""
+        self.start_rms: Float64
+        """float64 [S]: the greatest rms of each site in its first four steps; NaN before these are
+        over."""
         self.nonfinite: Flags
         """bool [S]: which sites have non-finite values in this step that are no mask's."""
         self.nonfinite_steps = 0
@@ -160,6 +166,7 @@ class History:
         self._rows: NDArray[np.intp] | slice = slice(0)  # where the rows are
         self._width = 0  # how many these are
         self._all_rms = np.empty((0, WINDOW))
+        self._all_start = np.empty((0, 1))
         self._all_seen = np.zeros((0, 3), np.int64)  # in how many steps, when last, calls
         self._all_dead = np.zeros((0, 4), np.int64)  # steps, values, since, lived
 
@@ -265,6 +272,9 @@ class History:
         self.nonfinite = (bad > 0) & ~(self.sites.arguments & masks)
         self.nonfinite_steps = self.nonfinite_steps + 1 if self.nonfinite.any() else 0
         seen_before, _, calls_before = self._all_seen[at].T
+        begins = seen_before < _START
+        self._all_start[at[begins], 0] = np.fmax(self._all_start[at[begins], 0], self.rms[begins])
+        self.start_rms = np.where(begins, np.nan, self._all_start[at, 0])
         calls = np.asarray(record.observed, np.int64)
         self.calls = calls * seen_before / calls_before
         last = np.full(len(at), self.pushed)
@@ -312,6 +322,7 @@ class History:
         in_order = bool((places == np.arange(len(places))).all())
         self._rows, self._width = slice(0, len(places)) if in_order else places, len(places)
         self._all_rms = _longer(self._all_rms, len(self._known), np.nan)
+        self._all_start = _longer(self._all_start, len(self._known), np.nan)
         self._all_seen = _longer(self._all_seen, len(self._known), 0)
         self._all_dead = _longer(self._all_dead, width, 0)
 

@@ -13,6 +13,7 @@ from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
 from hookstats.stats.derived import amax, std
+from hookstats.stats.derived import rms as rms_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,26 +22,29 @@ class Inputs(Rule):
 
     An input is far if in the first step its rms is above `most`, or its mean more than `offset`
     times its deviation from zero, unless it is small ("Efficient BackProp", LeCun et al., 1998, has
-    inputs of zero mean and unit variance). It is unlike before if more of its values have to move
-    to give the average histogram of the steps before (the total variation distance) than
-    `past_inputs.usual_limit` says, in two steps in a row, or half of all in one; small batches have
-    larger distances. Numbers of tokens have no order, and no distance. A channel is lost if it is
-    all zero in `lost` steps in a row, 1024 values or more, while others are not, and fewer than 9
-    of 10 of its values were in each of the 20 steps or more before. It is constant if all values
-    are equal, or if the first layer gives the same for each sample in two steps in a row. The alert
-    is about the root's input, or that of the first module. Its value is the rms, or the distance.
+    inputs of zero mean and unit variance); if one of its columns has `most` times the rms of the
+    median column, and an rms of `most` / 2; or if no value is above `least`. It is unlike before if
+    more of its values have to move to give the average histogram of the steps before (the total
+    variation distance) than `past_inputs.usual_limit` says, in two steps in a row, or half of all
+    in one; small batches have larger distances. Numbers of tokens have no order, and no distance. A
+    channel is lost if it is all zero in `lost` steps in a row, 1024 values or more, while others
+    are not, and fewer than 9 of 10 of its values were in each of the 20 steps or more before. It is
+    constant if all values are equal, or if the first layer gives the same for each sample in two
+    steps in a row. The alert is about the root's input, or that of the first module. Its value is
+    the rms, or the distance.
     """
 
     name: ClassVar[str] = "inputs"
     advice: ClassVar[str] = "look at the batch of this step"
 
     most: float = 16.0
+    least: float = 0.02
     offset: float = 4.0
     lost: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "most", "offset")
+        at_least(self, 0, "most", "least", "offset")
         at_least(self, 1, "lost")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
@@ -57,11 +61,9 @@ class Inputs(Rule):
             yield self.alert(record, site, f"is {least:.3g} everywhere", rms)
             return
         if "float" in record.sites[site].dtype and history.pushed == 1:
-            deviation, mean = float(std(columns)[site]), float(columns("mean")[site])
-            if rms > self.most or (abs(mean) > self.offset * deviation and rms > 1):
-                says = f"is not normalised: its mean is {mean:.3g}, its deviation {deviation:.3g}"
-                helps = "standardise it: subtract the mean, divide by the deviation, per feature"
-                yield self.alert(record, site, says, rms, advice=helps)
+            found = next(self._first(record, history, site), None)
+            if found is not None:
+                yield found
                 return
         rows = slice(*record.offsets[site : site + 2])
         gone = (history.dead_steps[rows] >= self.lost) & (history.dead_values[rows] >= 1024)
@@ -84,6 +86,35 @@ class Inputs(Rule):
                 f"{float(amax(columns)[site]):.3g}"
             )
             yield self.alert(record, site, says, past.distance)
+
+    def _first(self, record: StepRecord, history: History, site: int) -> Iterator[Alert]:
+        """What is wrong with the first input, the most exact finding first; a column or a size
+        does no harm to a model whose first layer is a norm."""
+        whole = history.columns
+        rms, greatest = float(history.rms[site]), float(amax(whole)[site])
+        deviation, mean = float(std(whole)[site]), float(whole("mean")[site])
+        rows = slice(*record.offsets[site : site + 2])
+        columns = rms_of(lambda name: history.channels(name)[rows])
+        usual = float(np.median(columns[columns > 0])) if (columns > 0).any() else 0.0
+        types = () if history.setup is None else history.setup.modules.values()
+        has_norm = "Norm" in next(iter(types), "")
+        helps = "standardise it: subtract the mean, divide by the deviation, per feature"
+        largest = int(np.nanargmax(columns)) if usual else 0
+        if not has_norm and len(columns) > 2 and usual:
+            most = float(columns[largest])
+            if most > max(self.most * usual, self.most / 2):
+                says = (
+                    f"has a column that dominates: channel {largest} has an rms of {most:.3g}, "
+                    f"the median channel {usual:.2g}"
+                )
+                yield self.alert(record, site, says, most, largest, advice=helps)
+        if rms > self.most or (abs(mean) > self.offset * deviation and rms > 1):
+            says = f"is not normalised: its mean is {mean:.3g}, its deviation {deviation:.3g}"
+            yield self.alert(record, site, says, rms, advice=helps)
+        if not has_norm and 0 < greatest < self.least:
+            says = f"is small throughout: its greatest magnitude is {greatest:.2g}"
+            helps = "see whether it is scaled twice, as by 255; standardise it"
+            yield self.alert(record, site, says, greatest, advice=helps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from hookstats.records.norms import GRADIENT_NORM
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
+from hookstats.rules.loss import is_loss
 from hookstats.rules.rule import Rule, ScalarRule, at_least, fraction
 from hookstats.rules.setup import Group
 
@@ -22,31 +23,38 @@ _RATE = "lr/"
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate(ScalarRule):
-    """A learning rate jumps from one step to the next.
+    """A learning rate jumps from one step to the next, or fades before training gets anywhere.
 
     It rises to `factor` times its last value or more, beyond where it ever was, or falls to zero
     for three steps or by the square of `factor`, after `steps` steps. Schedules change it slowly,
     by a factor of ten downwards, or back to where they began (warm restarts: "SGDR", Loshchilov and
-    Hutter, 2017); a warm-up that begins at next to nothing is over before. The alert's value is the
-    new rate.
+    Hutter, 2017); a warm-up that begins at next to nothing is over before. It has faded if for half
+    of all steps it was below `faded` times its greatest, while a logged loss is above 0.8 times its
+    start, as where a schedule for epochs steps with each batch. The alert's value is the new rate.
     """
 
     name: ClassVar[str] = "learning rate"
     advice: ClassVar[str] = "look at the schedule, and at what a resumed run loads of it"
 
     factor: float = 8.0
+    faded: float = 1e-3
     steps: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "factor", "steps")
+        fraction(self, "faded")
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
         for name, rate in values.items():
             past = history.scalars[name]
-            if not name.startswith(_RATE) or len(past) <= self.steps or not max(past[-4:]) > 0:
+            if not name.startswith(_RATE) or len(past) <= self.steps:
+                continue
+            if rate < self.faded * history.greatest[name]:
+                yield from self._fades(step, name, rate, history)
+            if not max(past[-4:]) > 0:
                 continue
             ratio = rate / past[-2] if past[-2] else 0.0
             up = ratio >= self.factor and rate > 1.01 * history.greatest[name]
@@ -56,6 +64,23 @@ class LearningRate(ScalarRule):
             if up or far or down:
                 says = f"jumps from {past[-4 if far else -2]:.3g} to {rate:.3g}"
                 yield self.about((name, SCALAR), step, None, says, rate)
+
+    def _fades(self, step: int, name: str, rate: float, history: History) -> Iterator[Alert]:
+        most = history.greatest[name]
+        below = sum(one < self.faded * most for one in history.scalars[name])
+        if below < max(16, history.counts[name] / 2):
+            return
+        for loss in filter(is_loss, history.scalars):
+            begun = float(np.median(history.first[loss][:8]))
+            now = float(np.median(history.scalars[loss][-8:]))
+            if now > 0.8 * begun > 0:
+                says = (
+                    f"has fallen from {most:.3g} to {rate:.2g}, while {loss} is {now:.4g} after "
+                    f"{begun:.4g} at the start"
+                )
+                helps = "step the schedule once per epoch, or give it the number of steps"
+                yield self.about((name, SCALAR), step, None, says, rate, advice=helps)
+                return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +116,12 @@ class WeightDecay(ScalarRule):
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping(ScalarRule):
-    """Gradients are no longer clipped.
+    """Gradients are no longer clipped, or always.
 
     The norm of all gradients (`norms.gradient_norm`) was at its greatest value, to `tolerance` of
     it, in `share` or more of the last 24 steps: so it is where norms are clipped (Pascanu et al.,
-    2013). Now it is `factor` times as large. The alert's value is the norm.
+    2013). Now it is `factor` times as large. A note says that it was there in each of the first 32
+    steps. The alert's value is the norm.
     """
 
     name: ClassVar[str] = "clipping"
@@ -114,6 +140,12 @@ class Clipping(ScalarRule):
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
         norm, last = values.get(GRADIENT_NORM), history.scalars[GRADIENT_NORM][-25:-1]
+        bound = always_clipped(history)
+        if norm is not None and bound and history.counts[GRADIENT_NORM] == 32:
+            says = f"is {bound:.4g} in each step: gradients are always clipped"
+            helps = "raise max_norm, unless the learning rate is meant for it"
+            key = (GRADIENT_NORM, SCALAR)
+            yield self.about(key, step, None, says, bound, severity="note", advice=helps)
         if norm is None or len(last) < 16 or norm <= self.factor * max(last):
             return  # as a rule
         past = np.array(last)
@@ -127,6 +159,14 @@ class Clipping(ScalarRule):
                 f"{clipped:.0%} of them exactly there, as where gradients are clipped"
             )
             yield self.about((GRADIENT_NORM, SCALAR), step, None, says, norm)
+
+
+def always_clipped(history: History) -> float:
+    """The norm that all gradients so far were clipped to; 0 where they were not."""
+    norms = history.scalars.get(GRADIENT_NORM, [])
+    if len(norms) < 8 or not 0 < max(norms) < math.inf:
+        return 0.0
+    return norms[-1] if min(norms) >= (1 - 1e-3) * max(norms) else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +225,14 @@ class UpdateSize(Rule):
         else:
             yield from self._of_groups(record, history, ratios)
             return
-        middle = at_once
-        yield self.alert(record, largest, f"{says}; the median of all is {middle:.2g}", middle)
+        bound = always_clipped(history)
+        helps = (
+            ""
+            if middle > self.most or at_once > 100 * self.most or not bound
+            else (f"raise max_norm: every step clips gradients to {bound:.3g}")
+        )
+        says += f"; the median of all is {at_once:.2g}"
+        yield self.alert(record, largest, says, at_once, advice=helps)
 
     def _of_groups(
         self, record: StepRecord, history: History, ratios: dict[int, float]
@@ -216,7 +262,7 @@ class UpdateSize(Rule):
         greatest = np.column_stack((history.past_rms[:, -9:], history.rms)).max(1)
         ratios = relative_updates(record, history, greatest)
         small = bool(ratios) and max(ratios.values()) < self.least
-        return small and history.pushed >= 10 and not _grows(history)
+        return small and history.pushed >= 10 and not (_grows(history) or _has_faded(history))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +330,12 @@ def _size(group: Group, gradient: float) -> float:
     if group.algorithm in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lion"):
         return gradient / (gradient + group.epsilon) if gradient else 0.0
     return math.nan
+
+
+def _has_faded(history: History) -> bool:
+    """Whether a learning rate is next to nothing beside its greatest: `LearningRate` tells."""
+    rates = (past for name, past in history.scalars.items() if name.startswith(_RATE))
+    return any(past[-1] < 1e-3 * max(past) for past in rates if past)
 
 
 def _grows(history: History) -> bool:

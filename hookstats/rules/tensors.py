@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -72,10 +73,12 @@ class Exploding(Rule):
 
     The rms is more than `growth` times its median over the last steps (32 at most), and above 100
     for values, above 1 for gradients of parameters, of which two steps in a row must have it; or
-    values are above `limit`, whatever they were before. Gradients of activations leap in sound
-    training runs and are left out: what they do to weights shows in the weights' gradients. If
-    several tensors of a kind explode in a step, the alert is about the first in execution order.
-    The alert's value is the rms, its channel the one with the greatest magnitude.
+    values are above `limit`, whatever they were before; or above 100 and `slow` times their rms in
+    the first four steps, as values that feed on themselves. In the very first step there is a
+    warning if the rms of what a layer with weights gives is above `first`. Gradients of activations
+    leap in sound training runs and are left out: what they do to weights shows in the weights'
+    gradients. If several tensors of a kind explode in a step, the alert is about the first in
+    execution order. The alert's value is the rms, its channel the one with the greatest magnitude.
     """
 
     name: ClassVar[str] = "exploding"
@@ -84,12 +87,16 @@ class Exploding(Rule):
 
     growth: float = 100.0
     limit: float = 1e8
+    slow: float = 1e4
+    first: float = 30.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "growth", "limit")
+        at_least(self, 1, "growth", "limit", "slow", "first")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        if history.pushed == 1:
+            yield from self._at_first(record, history)
         rms, taken = history.rms, history.sites.of_kind("param_grad")
         values = ~history.gradient & ~history.sites.of_kind("input")
         suspects = (values & (rms > 100)) | (taken & (rms > 1))
@@ -98,16 +105,30 @@ class Exploding(Rule):
         median = _median(history.past_rms)
         last = np.where(taken, history.past_rms[:, -1], rms)
         grown = suspects & (np.minimum(rms, last) > self.growth * median)
-        for site, others in _first_of_kind(record, grown | (values & (rms > self.limit))):
+        start = history.start_rms
+        slow = values & (rms > 100) & (start > 0) & (rms > self.slow * start)
+        for site, others in _first_of_kind(record, grown | slow | (values & (rms > self.limit))):
             past = (
                 f", {rms[site] / median[site]:.3g} times its median over the steps before"
                 if median[site] > 0
                 else ""
             )
+            if slow[site] and not grown[site]:
+                past = f", {rms[site] / start[site]:.3g} times what it began with"
             says = f"has an rms of {rms[site]:.3g}{past}"
             channel = _greatest(record, site)
             says += f", with the greatest magnitude in channel {channel}{_and(others)}"
             yield self.alert(record, site, says, rms[site], channel, "error")
+
+    def _at_first(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        """The first layer whose first outputs are large."""
+        for site in np.flatnonzero(history.rms > self.first).tolist():
+            is_layer = re.search("Linear|Conv|Embedding", history.type_of(site))
+            if is_layer and history.plain_kinds[site] == "output":
+                says = f"has an rms of {history.rms[site]:.3g} in the first step, where 1 is usual"
+                helps = "scale what goes into this layer, such as times and positions"
+                yield self.alert(record, site, says, history.rms[site], advice=helps)
+                return
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,150 @@
+"""What the first steps show: columns, tiny inputs, zeros, large outputs, idle experts, rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+
+from hookstats.rules import (
+    Alert,
+    Clipping,
+    Exploding,
+    Initialisation,
+    Inputs,
+    LearningRate,
+    Rule,
+    Untrained,
+    UpdateSize,
+)
+from hookstats.watching.watch import watch
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def said(
+    rule: type[Rule],
+    model: nn.Module | None = None,
+    change: Callable[[Tensor], Tensor] = lambda x: x,
+    steps: int = 3,
+    lr: float = 0.01,
+    schedule: Callable[[int], float] = lambda step: 1.0,
+    clip: float | None = None,
+) -> list[Alert]:
+    torch.manual_seed(0)
+    model = network() if model is None else model
+    optimizer = SGD(model.parameters(), lr)
+    scheduler = LambdaLR(optimizer, schedule)
+    with watch(model, optimizer, every=1, rules=rule(action=lambda alert: None)) as w:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(change(torch.randn(30, 6))), TARGETS)
+            w.log(loss=loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            scheduler.step()
+    assert w.coverage().failures == {}
+    return list(w.alerts)
+
+
+TARGETS = torch.arange(30) % 3
+
+
+def test_a_column_that_dominates_is_named() -> None:
+    units = torch.tensor([1.0, 1, 1, 1, 25, 1])
+    (alert,) = said(Inputs, change=lambda x: x * units)
+    assert (alert.step, alert.channel, alert.site) == (0, 4, "")
+    assert "channel 4 has an rms of" in alert.message
+    assert alert.advice.startswith("standardise it")
+    assert said(Inputs, change=lambda x: x * units.sqrt()) == []
+    assert said(Inputs, nn.Sequential(nn.BatchNorm1d(6), network()), lambda x: x * units) == []
+
+
+def test_inputs_that_were_scaled_twice() -> None:
+    (alert,) = said(Inputs, change=lambda x: x / 255)
+    assert (alert.step, alert.site) == (0, "")
+    assert "is small throughout" in alert.message
+    assert said(Inputs, change=lambda x: x / 50) == []
+
+
+def test_weights_that_all_begin_with_zeros() -> None:
+    model = network()
+    nn.init.zeros_(model[2].weight)  # type: ignore[arg-type]
+    assert said(Initialisation, model) == []
+    for weight in (model[0].weight, model[2].weight):
+        nn.init.zeros_(weight)  # type: ignore[arg-type]
+    (alert,) = said(Initialisation, model)
+    assert (alert.site, alert.severity) == ("0.weight", "error")
+    assert "and so do all 2 weights" in alert.message
+
+
+def test_first_outputs_of_hundreds() -> None:
+    (alert,) = said(Exploding, change=lambda x: 1000 * x.abs())
+    assert (alert.step, alert.site, alert.severity) == (0, "0", "warning")
+    assert "in the first step, where 1 is usual" in alert.message
+
+
+def test_values_that_explode_slowly() -> None:
+    size = iter([1.3**step for step in range(60)])
+    alerts = said(Exploding, nn.Linear(6, 3), lambda x: x * next(size), steps=60, lr=0.0)
+    (alert,) = (alert for alert in alerts if alert.site == "" and alert.kind == "output")
+    assert alert.severity == "error"
+    assert "times what it began with" in alert.message
+
+
+class Experts(nn.Module):
+    """Three experts, the last of which runs only in some steps."""
+
+    def __init__(self, name: str, every: int) -> None:
+        super().__init__()
+        self.add_module(name, nn.ModuleList(nn.Linear(6, 3) for _ in range(3)))
+        self.name, self.every, self.calls = name, every, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        several = list(self.get_submodule(self.name).children())
+        chosen = several if self.calls % self.every == 0 else several[:2]
+        return torch.stack([one(x) for one in chosen]).sum(0)
+
+
+@pytest.mark.parametrize(("name", "severity"), [("experts", "warning"), ("heads", "note")])
+def test_experts_that_never_run(name: str, severity: str) -> None:
+    (alert,) = said(Untrained, Experts(name, 1000), steps=52)
+    assert (alert.site, alert.step, alert.severity) == (f"{name}.2", 49, severity)
+    assert said(Untrained, Experts(name, 20), steps=52) == []
+
+
+def test_a_rate_that_fades_before_the_loss_falls() -> None:
+    (alert,) = said(LearningRate, steps=60, lr=0.001, schedule=lambda step: 0.7**step)
+    assert alert.site == "lr/0"
+    assert "has fallen from 0.001 to" in alert.message
+    assert "once per epoch" in alert.advice
+
+
+def test_a_rate_may_fade_at_the_end() -> None:
+    def cosine(step: int) -> float:
+        return float(0.5 * (1 + torch.cos(torch.tensor(torch.pi * min(step, 60) / 60))))
+
+    assert said(LearningRate, steps=60, lr=0.001, schedule=cosine) == []
+
+
+def test_gradients_that_are_always_clipped() -> None:
+    (alert,) = said(Clipping, steps=40, clip=1e-3)
+    assert (alert.step, alert.severity) == (31, "note")
+    assert "is 0.001 in each step" in alert.message
+    assert said(Clipping, steps=40, clip=100.0) == []
+
+
+def test_a_clip_that_stops_the_weights_is_the_remedy() -> None:
+    (alert,) = said(UpdateSize, steps=20, clip=1e-5)
+    assert alert.advice.startswith("raise max_norm: every step clips gradients to 1e-05")
+    (alert,) = said(UpdateSize, steps=20, lr=1e-9)
+    assert alert.advice == ""
