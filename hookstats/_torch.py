@@ -422,6 +422,20 @@ def forget_compiled(code: CodeType) -> None:
         reset_code(code)
 
 
+def registered_parts(value: object) -> list[tuple[str, object]] | None:
+    """The parts of an object whose type was registered as a pytree, each with its key as text; None
+    of others (all; without it: None)."""
+    with suppress(ImportError, AttributeError):
+        from torch.utils import _pytree as pytree
+
+        node = pytree.SUPPORTED_NODES.get(type(value))
+        if node is not None and node.flatten_with_keys_fn is not None:
+            return [(str(key), part) for key, part in node.flatten_with_keys_fn(value)[0]]
+        if node is not None:
+            return [(f"[{i}]", part) for i, part in enumerate(node.flatten_fn(value)[0])]
+    return None
+
+
 def can_save_without_version() -> bool:
     """Whether `save_without_version` does what it says, as it does not in torch 2.10."""
     try:

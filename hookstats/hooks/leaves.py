@@ -7,7 +7,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
+from hookstats._torch import registered_parts
 from hookstats.records.keys import leaf_path
 
 Leaf = tuple[str, Tensor]
@@ -16,9 +18,11 @@ Leaf = tuple[str, Tensor]
 def leaves(value: object) -> Iterator[Leaf]:
     """(path, tensor) of every tensor in `value`, in order; other values are left out.
 
-    Walks tuples, lists, mappings and dataclasses (hence named tuples and ModelOutputs), in any
-    nesting. A path is the text that leads from `value` to the tensor in Python: "[1]", ".logits",
-    "['a b']". The first tensor of a sequence, and a value that is a tensor, have the path "".
+    Walks tuples, lists, mappings and dataclasses (hence named tuples and ModelOutputs), objects of
+    types that torch's registry of pytrees knows, and what has keys and moves to devices, as PyG's
+    Data, in any nesting.
+    A path is the text that leads from `value` to the tensor in Python: "[1]", ".logits", "['a b']".
+    The first tensor of a sequence, and a value that is a tensor, have the path "".
     """
     return _walk(value, "")
 
@@ -45,6 +49,20 @@ def _walk(value: object, path: str) -> Iterator[Leaf]:
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from _walk(getattr(value, field.name, None), f"{path}.{field.name}")
+    elif not (isinstance(value, (str, int, float)) or is_dynamo_compiling()):
+        for step, item in _parts(value):
+            yield from _walk(item, path + step)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
+    """The parts of an object of another type, and how its path goes on: as torch's registry of
+    pytrees takes it apart, or, if it moves to devices as PyG's Data does, by its keys."""
+    cls = type(value)
+    if (registered := registered_parts(value)) is not None:
+        yield from registered
+    elif all(hasattr(cls, name) for name in ("keys", "__getitem__", "to")):
+        for key in value.keys():  # noqa: SIM118 - no mapping: its iteration may be another
+            yield _key(key), value[key]
 
 
 def _key(key: Any) -> str:

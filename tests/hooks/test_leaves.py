@@ -24,6 +24,34 @@ class Output:
     unset: Tensor = field(init=False)
 
 
+class Registered:
+    """As a type of the user's whose parts torch.compile and torch.export know, too."""
+
+    def __init__(self, *parts: Tensor) -> None:
+        self.parts = parts
+
+
+class Keyed:
+    """As PyG's Data: has keys, and is no mapping."""
+
+    def __init__(self, **items: object) -> None:
+        self.items = items
+
+    def __getitem__(self, key: str) -> object:
+        return self.items[key]
+
+    def keys(self) -> list[str]:
+        return list(self.items)
+
+    def to(self, device: str) -> Keyed:
+        raise NotImplementedError
+
+
+torch.utils._pytree.register_pytree_node(
+    Registered, lambda x: (list(x.parts), None), lambda parts, _: Registered(*parts)
+)
+
+
 @dataclass
 class ModelOutput(OrderedDict[str, Tensor]):
     """Like those of transformers: a dataclass and a mapping of the fields that are set."""
@@ -57,6 +85,9 @@ class ModelOutput(OrderedDict[str, Tensor]):
         (Output(A, (B, C)), {".logits": A, ".hidden[0]": B, ".hidden[1]": C}),
         (ModelOutput(logits=A, states=B), {".logits": A, ".states": B}),
         (UserDict(x=A), {".x": A}),
+        (Registered(A, B), {"": A, "[1]": B}),
+        ([Registered(A, B), "x", 3], {"": A, "[0][1]": B}),
+        (Keyed(x=A, edges=[B], name="x"), {".x": A, ".edges[0]": B}),
         (torch.max(torch.eye(2), 0), {"": torch.ones(2), "[1]": torch.tensor([0, 1])}),
         (None, {}),
         ("text", {}),
