@@ -148,7 +148,8 @@ class Automatic:
         """Watch what is trained, if `module` is part of it."""
         new = self._alive()
         trained = {id(p) for optimizer in new for p in parameters_of(optimizer)}
-        if new and not any(id(p) in trained for p in module.parameters()):
+        of_module = (id(p) in trained for p in module.parameters())
+        if new and not (any(of_module) or _is_copied(module, new)):
             return
         self._go(new, module)
 
@@ -245,6 +246,8 @@ class Automatic:
             self._going.remove(over)
             self._attempt("closing the watch", over.watch.close)
         roots = roots_of((p for one in optimizers for p in parameters_of(one)), called)
+        if not roots and called is not None and _is_copied(called, optimizers):
+            roots = [called]
         if not roots:
             say("not watched: no module owns the parameters of the optimizers", RUN)
             return
@@ -261,6 +264,13 @@ class Automatic:
         except Exception as error:  # the script is to go on
             self._look(False)
             say(f"{what} failed: {error_text(error)}", RUN)
+
+
+def _is_copied(module: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
+    """Whether optimizers have as many elements as a module that has none of these: they step
+    copies of its parameters."""
+    own = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return 0 < own == sum(p.numel() for one in optimizers for p in parameters_of(one))
 
 
 def parameters_of(optimizer: Optimizer) -> Iterable[torch.Tensor]:

@@ -171,6 +171,21 @@ def test_a_wrapper_with_a_copy_of_the_model_is_not_the_model(automatic: Automati
     assert latest["0", "output"].count.sum() == 16
 
 
+def test_a_model_whose_masters_are_stepped_is_watched(automatic: Automatic) -> None:
+    model = network().bfloat16()
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = SGD(masters, lr=0.1)
+    for _ in range(2):
+        loss_of(lambda x: model(x.bfloat16()).float()).backward()
+        for p, master in zip(model.parameters(), masters, strict=True):
+            master.grad = p.grad.float() if p.grad is not None else None
+        optimizer.step()
+        model.zero_grad()
+    latest = automatic.watches[0].latest
+    assert latest.step == 1
+    assert latest["0.weight", "param_grad"].count.sum() == 12
+
+
 def test_models_are_named_in_the_order_of_their_optimizers(
     automatic: Automatic, names: list[list[str]]
 ) -> None:
