@@ -73,7 +73,7 @@ define run_parts
 	  || { echo "make $(1): failed; a line with *** follows the output of each failed part" >&2; exit 1; }
 endef
 
-.PHONY: help demo test check soak faults clang full cuda-compile pytest pytest-check pytest-full build lint format docs readme-picture page-pictures clean
+.PHONY: help demo test check soak zoo faults clang full cuda-compile pytest pytest-check pytest-full build lint format docs readme-picture page-pictures clean
 .PHONY: matrix wheel wheels bench bench-smoke bench-compare gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
@@ -100,6 +100,9 @@ pytest-full: $(STAMPS)/dev | $(LOGS)  ## All slower tests of all rooms, and more
 soak: $(STAMPS)/test  ## Train STEPS (100000) steps for at most MINUTES (30), with faults, kills and restarts
 	rm -rf build/soak
 	PYTHONPATH=tests $(WAITING) $(BIN)/python -m support.soak $(STEPS) $(MINUTES) build/soak
+
+zoo: $(STAMPS)/dev  ## Run small programs of all kinds with and without hookstats: same bits, no false alarm, whole coverage
+	PYTHONPATH=tests $(WAITING) $(BIN)/python -m zoo
 
 faults: $(STAMPS)/dev  ## Train all faults and sound programs of bench/faults, three seeds each, and print what rules say: 30 minutes
 	$(WAITING) $(BIN)/python -m bench.faults --seeds 3

@@ -1,0 +1,1 @@
+"""The zoo: small programs of all kinds, run with and without `hookstats run`."""
