@@ -208,8 +208,9 @@ def _cell(text: str) -> str:
 def _write_events(recorded: Run, out: Path) -> None:
     from hookstats.show.progress import track
     from hookstats.sinks import TensorBoard
+    from hookstats.sinks.charts import SCALARS
 
-    sink = TensorBoard(out)
+    sink = TensorBoard(out, SCALARS, histograms=True)
     try:
         for step in track(recorded.steps, "exporting"):
             sink(recorded[step])

@@ -18,7 +18,7 @@ from hookstats.rules.replaying import Replay
 from hookstats.runs.format import TENSORS
 from hookstats.runs.run import Run
 from hookstats.show.grid import Cell, grid, require_rich
-from hookstats.show.terminal import MANY_DEAD, format_number
+from hookstats.show.terminal import MANY_DEAD, format_number, logged
 from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class View:
         self._causes: Collection[Key] = ()
         self._chosen: Collection[Key] | None = None
         self._step: int | None = None
+        self._logged = ""
         self._passed = 0
         self._curves: dict[Key, deque[float]] = {}
         self._replay = None if self._rules is None else Replay(self.run, self._rules)
@@ -97,7 +98,7 @@ class View:
         record = self.run[step]
         check_chosen(record.keys(), self._layers, self._kinds)
         chosen = set(choose(record.keys(), self._layers, self._kinds))
-        self._step = step
+        self._step, self._logged = step, logged(record)
         self.sites = [site for site in summarise(record) if (site.name, site.kind) in chosen]
         for site in self.sites:
             curve = self._curves.setdefault((site.name, site.kind), deque(maxlen=WINDOW))
@@ -112,6 +113,8 @@ class View:
         yield text(printable(self._headline()), "bold")
         if self._step is None:
             return
+        if self._logged:
+            yield self._logged
         yield ""
         yield self._table(console, rows)
         if rows < len(self.sites):

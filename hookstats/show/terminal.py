@@ -48,13 +48,17 @@ def render(
             break
     text = columns.index("mean")
     print_grid(console, columns, cells, text=text, elided=2, title=title)
-    numbers = [
+    if numbers := logged(record):
+        console.print(numbers, markup=False, highlight=False)
+
+
+def logged(record: StepRecord) -> str:
+    """The numbers that training logged in the step, without those of its speed; "" for none."""
+    return ", ".join(
         f"{printable(name)} {format_number(x)}"
         for name, x in record.scalars.items()
         if name not in SPEEDS
-    ]
-    if numbers:
-        console.print(", ".join(numbers), markup=False, highlight=False)
+    )
 
 
 def format_number(value: float) -> str:

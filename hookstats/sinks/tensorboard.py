@@ -9,7 +9,7 @@ from typing import Any
 
 from hookstats.records.record import StepRecord
 from hookstats.sinks.by_rank import ByRank, Ranks
-from hookstats.sinks.charts import SCALARS, charts, check_scalars, logged
+from hookstats.sinks.charts import charts, check_scalars, logged
 from hookstats.stats.arguments import check_integer
 
 _MOST_BINS = 260
@@ -23,7 +23,8 @@ class TensorBoard:
     Args:
         logdir: the directory of the event files; or a SummaryWriter of your own, which the sink
             does not close.
-        scalars: which statistics of ChannelStats to write, of whole tensors.
+        scalars: which statistics of ChannelStats to write, of whole tensors. More than one, and
+            histograms, soon make thousands of charts, which TensorBoard is slow to show.
         histograms: whether to write histograms, too.
         every: of the recorded steps, steps 0, every, 2 * every, ... are written.
         ranks: which of several ranks write. "all": each in curves of its own, rank 1 in the
@@ -38,8 +39,8 @@ class TensorBoard:
     def __init__(
         self,
         logdir: str | os.PathLike[str] | Any,
-        scalars: Sequence[str] = SCALARS,
-        histograms: bool = True,
+        scalars: Sequence[str] = ("rms",),
+        histograms: bool = False,
         every: int = 1,
         ranks: Ranks = "all",
     ) -> None:

@@ -24,6 +24,7 @@ from rich.console import Console
 from support.commands import call, healthy, write_run
 from support.samples import BINS, record_of
 
+import hookstats as hs
 from hookstats.cli import top, view
 from hookstats.records.alerts import incidents_of
 from hookstats.records.record import StepRecord
@@ -40,6 +41,14 @@ def growing(step: int) -> StepRecord:
         sick[0, 1] = torch.nan
     data = {"rest": x, "doubles": x * 2.0**step, "sick": sick}
     return record_of({(name, "output"): (x, 1) for name, x in data.items()}, step)
+
+
+def test_the_loss_stands_above_the_table(tmp_path: Path) -> None:
+    with hs.watch(torch.nn.Linear(2, 2), kinds=("output",), out=tmp_path / "run") as watch:
+        watch.log(loss=2.5)
+        watch.step()
+    words = call("top", tmp_path / "run", "--once").words
+    assert words[1:3] == ["loss 2.50", ""]
 
 
 def test_once_prints_one_frame(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ def test_tensorboard_reads_it_back(tmp_path: Path, own_writer: bool) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(tmp_path)) if own_writer else None
-    records = train(sinks.TensorBoard(writer or tmp_path, every=2))
+    sink = sinks.TensorBoard(writer or tmp_path, SCALARS, histograms=True, every=2)
+    records = train(sink)
     if writer:
         writer.add_scalar("mine", 1.0, 7)  # it is still open
         writer.close()
@@ -105,6 +106,18 @@ def test_tensorboard_reads_it_back(tmp_path: Path, own_writer: bool) -> None:
             assert limits[0] <= value.min <= value.max <= limits[-1]
             assert len(limits) <= 261
             assert value.sum_squares == pytest.approx(whole.l2_norm.square().item())
+
+
+def test_tensorboard_gets_a_summary_by_default(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    records = train(sinks.TensorBoard(tmp_path))
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    tags = {tag for tag in events.Tags()["scalars"] if not tag.startswith("scalar/")}
+    assert tags <= {f"{kind}.rms/{name or '(root)'}" for name, kind in records[0]}
+    assert tags
+    assert not events.Tags()["histograms"]
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
