@@ -19,6 +19,7 @@ from hookstats.rules.setup import Setup
 from hookstats.rules.sums import Sums
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import columns_of, dead, rms
+from hookstats.stats.state import COUNT
 
 Flags = NDArray[np.bool_]
 _T = TypeVar("_T")
@@ -115,6 +116,11 @@ class History:
         """In how many steps the targets were of several classes, and of one."""
         self.graphs: dict[str, Graph] = {}
         """The graph of each logged loss that was looked at."""
+        self.batches: list[float] = []
+        """How many values the input of the model had in recorded steps, newest last, 64 at most."""
+        self.small: dict[int, bool] = {}
+        """Whether the last 64 recorded steps had batches far smaller than is usual, as the last of
+        an epoch, by step."""
         self.inputs = SeenInputs()
         """What the inputs of the model were in this step, and before."""
         self.scalars: Mapping[str, list[float]] = defaultdict(list)
@@ -216,6 +222,20 @@ class History:
         """Add what is seen of the training without reading a tensor."""
         if isinstance(fact, Graph):
             self.graphs[fact.name] = fact
+
+    def push_batch(self, record: StepRecord) -> None:
+        """Note the size of a recorded step's batch, whether the step is looked at or not."""
+        key = self._inputs.key
+        named = ((site.name, site.kind) for site in record.sites)
+        at = next((i for i, name in enumerate(named) if name == key), None)
+        is_small = False
+        if at is not None:
+            size = float(record.tensors.tallies[COUNT][at])
+            is_small = bool(self.batches) and size < 0.5 * float(np.median(self.batches))
+            self.batches = [*self.batches[-63:], size]
+        self.small[record.step] = is_small
+        if len(self.small) > 64:
+            del self.small[next(iter(self.small))]
 
     def gone(self, kind: str, steps: int, after: int) -> list[str]:
         """The tensors of a kind that were in every step, `after` or more, and in none of the last

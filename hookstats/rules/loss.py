@@ -34,13 +34,14 @@ class Loss(ScalarRule):
     players, as "g_loss", may climb and stay. NaN and infinity are an error.
 
     What training has gained is the fall from the median of the first 8 values to the lowest tenth
-    of the last 512. A loss leaps if it is worse than any of the first 16 values, or in three steps
-    in a row, by `leap` of that gain above the median of the 16 values before, by `deviations` times
-    the usual deviation from such medians (1.4826 times the median absolute deviation: Hampel, 1974)
-    and by twice the greatest deviation so far: so a loss that has gained no more than its noise
-    never leaps, and a hard batch of a fitted model is no leap. It climbs if the median of the last
-    16 is `climb` times the greatest of the first 8, where these are the loss of a guess among the
-    last output's channels, and `diverge` times that of any other.
+    of the last 512. A loss leaps if it is worse than any of the first 16 values, in a recorded step
+    with no smaller batch than is usual, or in three steps in a row, by `leap` of that gain above
+    the median of the 16 values before, by `deviations` times the usual deviation from such medians
+    (1.4826 times the median absolute deviation: Hampel, 1974) and by twice the greatest deviation
+    so far: so a loss that has gained no more than its noise never leaps, and a hard batch of a
+    fitted model is no leap. It climbs if the median of the last 16 is `climb` times the greatest of
+    the first 8, where these are the loss of a guess among the last output's channels, and `diverge`
+    times that of any other.
 
     It does not fall if after `steps` steps the last third is no lower than the first 16, by Welch's
     t-test at `t` (1947), and it is, to `chance` of it, the loss of a guess, while neither the
@@ -74,12 +75,12 @@ class Loss(ScalarRule):
         for name, value in values.items():
             if not is_loss(name):
                 continue
-            found = self._of(name, value, history)
+            found = self._of(step, name, value, history)
             if found is not None:
                 says, severity = found
                 yield self.about((name, SCALAR), step, None, says, value, severity=severity)
 
-    def _of(self, name: str, value: float, history: History) -> _Found:
+    def _of(self, step: int, name: str, value: float, history: History) -> _Found:
         if not math.isfinite(value):
             return f"is {value}", "error"
         is_whole = _is_whole(name) or sum(map(is_loss, history.scalars)) == 1
@@ -91,12 +92,12 @@ class Loss(ScalarRule):
         begun = [x for x in history.first[name] if math.isfinite(x)]
         if len(past) <= _NEAR or len(begun) < 8:
             return None
-        found = self._leap(past, begun)
+        found = self._leap(past, begun, history.small.get(step) is False)
         if found is None and is_whole:
             found = self._climbs(past, begun, history) or self._flat(past, count, begun, history)
         return found
 
-    def _leap(self, past: _Values, begun: list[float]) -> _Found:
+    def _leap(self, past: _Values, begun: list[float], at_once: bool) -> _Found:
         usual = float(np.median(past[-_NEAR - 3 : -3]))
         value, lasting = float(past[-1]), float(past[-3:].min())
         gain = float(np.median(begun[:8])) - float(np.quantile(past[:-1], 0.1))
@@ -111,7 +112,8 @@ class Loss(ScalarRule):
         if gain <= 10 * noise:
             return None
         far = max(self.leap * gain, self.deviations * noise, 2 * float(away.max()))
-        if (lasting - usual > far) or (value - usual > far and value > max(begun)):
+        is_leap = value - usual > far and value > max(begun) and at_once
+        if lasting - usual > far or is_leap:
             return (
                 f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}",
                 "warning",

@@ -197,6 +197,7 @@ class Monitor:
         values = dict(record.scalars)
         self._heard[record.step] = values
         self._history.push_scalars(values)
+        self._history.push_batch(record)
         if not self._rules or not self._is_due(record):
             return self._scalars_checked(record.step, values)
         self._history.push(record)

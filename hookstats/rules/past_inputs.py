@@ -57,13 +57,14 @@ class PastInputs:
 
     def __init__(self) -> None:
         self._last = SeenInputs()
-        self._key: Key | None = None  # of the input that was looked at last
+        self.key: Key | None = None
+        """Of the input that was looked at last."""
         self._average: Float64 | None = None
         self._batches: list[bytes] = []
 
     def push(self, record: StepRecord, kinds: Sequence[Kind]) -> SeenInputs:
         """Add a step; what was seen in it. kinds: of the sites."""
-        site = _input_site(record.sites, kinds, self._key)
+        site = _input_site(record.sites, kinds, self.key)
         constant = _constant(record, kinds)
         last = self._last
         seen = replace(
@@ -75,7 +76,7 @@ class PastInputs:
             constant=last.constant + 1 if constant is not None else 0,
         )
         if site is not None:
-            self._key = record.sites[site].name, record.sites[site].kind
+            self.key = record.sites[site].name, record.sites[site].kind
             seen = self._seen(record, site, seen)
         self._last = seen
         return seen

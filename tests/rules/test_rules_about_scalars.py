@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pytest
@@ -33,11 +33,18 @@ from hookstats.watching.watch import watch
 
 
 def of_scalars(
-    rule: Rule, values: Iterable[float], name: str = "loss", setup: Setup | None = None
+    rule: Rule,
+    values: Iterable[float],
+    name: str = "loss",
+    setup: Setup | None = None,
+    batches: Mapping[int, int] | None = None,
 ) -> list[Alert]:
-    """What a rule says of a number, step by step."""
+    """What a rule says of a number, step by step; batches: of recorded steps, by step."""
     monitor = Monitor([rule], setup)
     for step, value in enumerate(values):
+        if batches is None or step in batches:
+            x = torch.zeros(64 if batches is None else batches[step], 2)
+            monitor.examine(record_of({("", "input"): (x, 1)}, step=step))
         monitor.examine_scalars(step, {name: value})
     assert monitor.failures == {}
     return monitor.alerts
@@ -75,6 +82,17 @@ def test_a_loss_that_leaps() -> None:
     losses[51:53] = [losses[50]] * 2  # several are another thing
     (alert,) = of_scalars(Loss(), losses)
     assert alert.step == 52
+
+
+def test_the_last_batch_of_an_epoch_leaps_alone() -> None:
+    """As under a batch norm that has few samples."""
+    losses, usual = falling(60), dict.fromkeys(range(60), 64)
+    losses[50] += 4.0
+    assert len(of_scalars(Loss(), losses, batches=usual)) == 1
+    assert of_scalars(Loss(), losses, batches=usual | {50: 5}) == []
+    assert of_scalars(Loss(), losses, batches=dict.fromkeys(range(50), 64)) == []  # nobody knows
+    losses[51:53] = [losses[50]] * 2
+    assert len(of_scalars(Loss(), losses, batches=usual | {50: 5})) == 1
 
 
 def test_a_hard_batch_of_a_fitted_model_is_no_leap() -> None:

@@ -596,7 +596,7 @@ def stochastic_depth(r: Session) -> None:
 @sound(500)
 def several_heads_in_turn(r: Session) -> None:
     model = nn.ModuleDict({"body": mlp(64, r.width(32), r.width(32))})
-    model |= {f"head{i}": nn.Linear(r.width(32), 2) for i in range(3)}  # type: ignore[operator]
+    model.update({f"head{i}": nn.Linear(r.width(32), 2) for i in range(3)})
     turn = [0]
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
