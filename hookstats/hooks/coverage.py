@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from hookstats.records.display import view_of
@@ -112,7 +112,7 @@ class Coverage:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON-able types, with one dict per row."""
-        return asdict(self)
+        return {**vars(self), "rows": tuple(dict(vars(row)) for row in self.rows)}
 
     def summary(self, incidents: int | None, *, has_loss: bool) -> str:
         """What was seen and what was not, on one line; incidents: None without rules."""

@@ -50,7 +50,7 @@ def print_grid(
     if console.is_terminal:
         console.print(grid(console, columns, rows, **layout), crop=False)
     else:  # by rich, ten thousand rows take ten seconds
-        console.out("\n".join(_lines(columns, rows, **layout)), highlight=False)
+        print(*_lines(columns, rows, **layout), sep="\n", file=console.file)
 
 
 def _lines(
