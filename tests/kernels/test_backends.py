@@ -19,7 +19,7 @@ def test_states_are_where_the_kernels_or_float64_are() -> None:
 def test_devices_without_a_row_have_the_fallback() -> None:
     other = backend_of(torch.device("xpu", 0))
     assert other.library is None
-    assert not other.marks
+    assert not other.occupancy
     assert not other.is_capturing()
 
 
