@@ -69,6 +69,7 @@ def test_a_process_is_watched_whether_it_has_a_target_or_overrides_run(
         process = {"spawn": Spawned, "fork": Forked}[method](there)
     with Says(there)._watched_processes():
         process.start()
+    there.close()  # so that a child that fails ends the wait
     found = [here.recv() for _ in range(3)]
     process.join(60)
     assert process.exitcode == 0
