@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -88,7 +88,7 @@ class Automatic:
         self._init: Any = Optimizer.__init__
         self._call: Any = nn.Module.__call__
         self._waits = False
-        self._loop = Loop(self._after_backward)
+        self._loop = Loop(self._after_backward, self._look_at_loss)
         self._context = ExitStack()
         self._by_hand = _ByHand()
         self._stepped = set[int]()  # optimizers, by id, of which no call of a module was seen
@@ -167,6 +167,11 @@ class Automatic:
             if step > training.logged and any(one() is optimizer for one in training.optimizers):
                 training.logged = step
                 training.watch.log(self._loop.take())
+
+    def _look_at_loss(self, loss: Tensor) -> None:
+        if os.getpid() == self._process:
+            for training in self._going:
+                self._attempt("looking at the loss", partial(training.watch.look_at_loss, loss))
 
     def _after_backward(self) -> None:
         if os.getpid() == self._process and not self._by_hand.is_over:

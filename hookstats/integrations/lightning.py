@@ -61,6 +61,13 @@ class WatchCallback(Recording, Callback):
         if self._numbering is not None:
             self._numbering.begin(trainer.global_step)
 
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        """Have a rule look at the graph of the loss."""
+        if watched := self.open_watch:
+            watched.look_at_loss(loss)
+
     def on_train_batch_end(
         self,
         trainer: Trainer,

@@ -24,9 +24,12 @@ _Scalar = float | OnDevice | None
 class Loop:
     """Notes what torch's functions are called with, in the context `noting`."""
 
-    def __init__(self, after_backward: Callable[[], object]) -> None:
-        """after_backward: called after each backward of the script."""
-        self._after_backward = after_backward
+    def __init__(
+        self, after_backward: Callable[[], object], look: Callable[[Tensor], object]
+    ) -> None:
+        """after_backward: called after each backward of the script. look: called before it, with
+        the loss and its graph."""
+        self._after_backward, self._look = after_backward, look
         self._losses: list[_Scalar] = []
         self._norms: list[_Scalar] = []
         self._scaled: tuple[Callable[[], Tensor | None], Tensor] | None = None
@@ -56,10 +59,13 @@ class Loop:
             yield
 
     def _backward(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        original(*args, **kwargs)
-        if current_graph_task_id() != -1:  # a checkpoint's own, inside of the script's
-            return
         loss = args[0] if args else kwargs.get("tensors")
+        is_inside = current_graph_task_id() != -1  # a checkpoint's own, in that of the script
+        if isinstance(loss, Tensor) and not is_inside:
+            self._look(loss)
+        original(*args, **kwargs)
+        if is_inside:
+            return
         scaled, self._scaled = self._scaled, None
         if scaled is not None and scaled[0]() is loss:
             loss = scaled[1]

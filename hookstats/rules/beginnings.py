@@ -231,6 +231,11 @@ def _is_of_norm(weight: Weight, setup: Setup) -> bool:
     return math.prod(weight.shape) > 1 and "Norm" in setup.type_of(weight.name)
 
 
+def _place(name: str) -> str:
+    """What a name shares with those of the same module in other members of a list."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "#", name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Untrained(Rule):
     """Parameters that nothing trains: in no optimizer, frozen among trained ones, or without
@@ -295,15 +300,15 @@ class Untrained(Rule):
     def _never_run(self, record: StepRecord, setup: Setup, history: History) -> Iterator[Alert]:
         """Modules beside others that run, as experts that no router chooses."""
         ran = {name for name in setup.modules if history.knows((name, "output"))}
-        roles = {role(name): name for name in ran}
+        roles = {_place(name): name for name in ran}
         weights = {weight.name.rpartition(".")[0] for weight in setup.weights if weight.trained}
         idle = [
             name
             for name in setup.modules
-            if name not in ran and name in weights and role(name) in roles
+            if name not in ran and name in weights and _place(name) in roles
         ]
         if idle:
-            peer = roles[role(idle[0])]
+            peer = roles[_place(idle[0])]
             says = f"never came in {history.pushed} steps{_more(idle)}, that of {peer!r} did"
             is_expert = "expert" in idle[0].lower()
             yield self.about(

@@ -213,6 +213,12 @@ class Watch(Unique):
             if self._loop is not None:
                 self._graphs.look(given, self._step - (self._log.closed is not None))
 
+    def look_at_loss(self, loss: Tensor) -> None:
+        """Have the rule `LossGraph` look at a loss that `log` gets as a number alone, as from
+        trainers; before its backward or after it."""
+        if self._loop is not None and not self._closed:
+            self._graphs.look({"loss": loss}, self._step)
+
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Have one more optimizer close steps, like the optimizers that `watch` was given.
 

@@ -13,6 +13,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from hookstats.integrations.automatic import Automatic
 from hookstats.integrations.loop import BEFORE_CLIPPING, LOSS
+from hookstats.rules import LossGraph
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
@@ -37,6 +38,29 @@ def automatic(names: list[list[str]]) -> Iterator[Automatic]:
         torch.amp.GradScaler.scale,
         nn.utils.clip_grad_norm_,
     ) == FUNCTIONS
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_graph_of_the_loss_is_looked_at(scaled: bool) -> None:
+    begun: list[Watch] = []
+
+    def begin(models: dict[str, nn.Module], optimizers: list[Optimizer]) -> Watch:
+        rule = LossGraph(action=lambda alert: None)
+        begun.append(watch(models[""], optimizers, rules=rule))
+        return begun[0]
+
+    with Automatic(begin):
+        model = network()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = (model(torch.randn(4, 3)) - torch.randn(4)).square().mean()
+            scaler.scale(loss).backward()
+            optimizer.step()
+    (alert,) = begun[0].alerts
+    assert alert.step == 0
+    assert "compares [4, 1]" in alert.message
 
 
 def network() -> nn.Sequential:

@@ -11,6 +11,7 @@ import torch
 from support.trainers import fit_accelerate, fit_lightning, fit_transformers
 from torch import Tensor
 
+from hookstats.rules import LossGraph
 from hookstats.runs.run import Run, open_run
 from hookstats.watching.config import load_config
 
@@ -202,6 +203,16 @@ def test_trl(tmp_path: Path) -> None:
     assert run[4]["", "input.input_ids"].count.sum() == 2 * 2 * 9  # eight words and the end
     losses = [entry["loss"] for entry in plain.state.log_history if "loss" in entry]
     assert run.scalars["loss"].values.tolist() == losses
+
+
+def test_lightning_shows_the_graph_of_its_loss(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    from hookstats.integrations.lightning import WatchCallback
+
+    callback = WatchCallback(tmp_path / "run", rules=LossGraph(action=lambda alert: None))
+    fit_lightning(tmp_path, [callback], shard=lambda module: module.first.pop(1))
+    (alert,) = open_run(tmp_path / "run").alerts
+    assert "linear layers with no activation between them" in alert.message
 
 
 def test_lightning(tmp_path: Path) -> None:
