@@ -120,7 +120,7 @@ class Clipping(ScalarRule):
 
     The norm of all gradients (`norms.gradient_norm`) was at its greatest value, to `tolerance` of
     it, in `share` or more of the last 24 steps: so it is where norms are clipped (Pascanu et al.,
-    2013). Now it is `factor` times as large. A note says that it was there in each of the first 32
+    2013). Now it is `factor` times as large. A note says that it was there in each of the first 40
     steps. The alert's value is the norm.
     """
 
@@ -141,7 +141,7 @@ class Clipping(ScalarRule):
     ) -> Iterator[Alert]:
         norm, last = values.get(GRADIENT_NORM), history.scalars[GRADIENT_NORM][-25:-1]
         bound = always_clipped(history)
-        if norm is not None and bound and history.counts[GRADIENT_NORM] == 32:
+        if norm is not None and bound and history.counts[GRADIENT_NORM] == 40:
             says = f"is {bound:.4g} in each step: gradients are always clipped"
             helps = "raise max_norm, unless the learning rate is meant for it"
             key = (GRADIENT_NORM, SCALAR)

@@ -23,7 +23,9 @@ PAGES = {
     for page in ("alerts.md", "rules-evidence.md", "symptoms.md", "zh/alerts.md")
 }
 SAID = re.findall(
-    r"^\| (([a-z0-9 -]+): step \d+: .*) \| `(\w+/\S+)` \|$", PAGES["rules-evidence.md"], re.M
+    r"^\| (([a-z0-9 -]+): step \d+(?:, since step \d+)?: .*) \| `(\w+/\S+)` \|$",
+    PAGES["rules-evidence.md"],
+    re.M,
 )
 """Of each row of examples: the sentence, the rule, the fault."""
 SHOWN = [
