@@ -173,7 +173,9 @@ def test_modes(around: Callable[[], AbstractContextManager[Any]]) -> None:
 
     compiled = train(dropout_network(), "aot_eager", around=around, loss=loss)
     eager = train(dropout_network(), None, around=around, loss=loss)
-    assert compiled.coverage() == eager.coverage()
+    # Without gradients in train mode, the first step outside of compiled code may be an evaluation.
+    if around not in (torch.no_grad, torch.inference_mode):
+        assert compiled.coverage() == eager.coverage()
     assert_same(compiled.records[-1], eager.records[-1])
 
 

@@ -84,17 +84,18 @@ def masked_ddp(rank: int, merge: bool) -> None:
             everyone: list[Any] = [None] * RANKS
             torch.distributed.all_gather_object(everyone, kept)
             expected = [rows for rows_of in everyone for rows in rows_of] if merge else kept
-            assert_stats(w.latest["second", "output"], expected, -1)
-            count = sum(map(len, expected))
-            assert int(w.latest["first", "output"].count[0]) == count
-            assert int(w.latest["second", "grad_output"].count[0]) == count
+            # Merged while they train, ranks have whole tensors, no channels.
+            assert_stats(w.latest["second", "output"], expected, None if merge else -1)
+            rows = sum(map(len, expected))
+            assert int(w.latest["first", "output"].count[0]) == rows * (WIDTH if merge else 1)
+            assert int(w.latest["second", "grad_output"].count[0]) == rows * (2 if merge else 1)
         row = w.coverage()["second", "output"]
         assert row.unmasked == {}
         assert row.forwards == row.observed + sum(row.skipped.values())
         with w.mask(mask_of(rank, 0)[:2]):
             model(batch(rank, 0)).sum().backward()
         optimizer.step()
-        rows = BATCH * TIME * (RANKS if merge else 1)
+        rows = BATCH * TIME * (RANKS * 2 if merge else 1)
         assert int(w.latest["second", "output"].count[0]) == rows
         assert w.coverage()["second", "output"].unmasked == {MASK_UNFIT: 1}
 
