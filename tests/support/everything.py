@@ -18,6 +18,7 @@ from torch.optim import SGD
 from torch.utils import checkpoint
 
 import hookstats as hs
+from hookstats.rules import history
 from hookstats.watching.settings import KINDS
 
 
@@ -100,6 +101,7 @@ def resident_bytes() -> int:
 def growth(backward: bool) -> None:
     """Print, after each 100 of 1,000 steps, how much there is of what a step may leave behind."""
     torch.set_num_threads(1)
+    history.SCALARS = 20  # what rules keep of numbers is full soon
     training = Training(watched=True, backward=backward)
     assert training.watch is not None
     seen = []
