@@ -15,6 +15,7 @@ from hookstats.records.keys import parse_kind, plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.history import Flags, History, Sites
+from hookstats.rules.loss import is_loss
 from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.stats.derived import amax, columns_of, l2_norm
 
@@ -194,7 +195,8 @@ class SuddenShift(Rule):
     In this step and in the one before, the rms lies beyond all values of the last steps, by
     `octaves` (factors of two) and by `spans` times what lies between the least and the greatest of
     these, in octaves, too. The rule needs `steps` earlier steps, 30 at most, to know what is usual.
-    Where more steps than ever before were left out in between, a change need not be sudden.
+    Where more steps than ever before were left out in between, a change need not be sudden; where
+    a loss falls as it never did, it is progress.
     Gradients shrink as training converges, and gradients of activations leap in sound training
     runs, too: both are left out. If several tensors of a kind shift in a step, the alert is about
     the first in execution order. The alert's value is the signed number of octaves from the median.
@@ -214,7 +216,7 @@ class SuddenShift(Rule):
         at_least(self, 1, "steps")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        if _is_far(history.past_steps):
+        if _is_far(history.past_steps) or _is_progress(history):
             return
         rms, factor = history.rms, np.exp2(self.octaves)
         last, before = history.past_rms[:, -1], history.past_rms[:, :-1]
@@ -246,6 +248,20 @@ def _is_far(steps: list[int]) -> bool:
     """
     ways = np.diff(steps)
     return len(ways) > 1 and bool(ways[-1] > 2 * ways[:-1].max())
+
+
+def _is_progress(history: History) -> bool:
+    """Whether a loss has fallen farther in the last two steps than it ranged in the steps of the
+    window before: where a plateau ends, gradients and outputs grow with what is learnt."""
+    if len(history.past_steps) < 3:
+        return False
+    early, late = (history.step - history.past_steps[i] + 1 for i in (0, -2))
+    for name in filter(is_loss, history.scalars):
+        losses = np.array(history.scalars[name][-early:])
+        before, last = losses[:-late], losses[-3:]
+        if len(before) and before.min() - np.median(last) > np.ptp(before):
+            return True
+    return False
 
 
 def _helps(history: History) -> str:

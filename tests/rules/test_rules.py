@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,22 @@ def test_a_shift_is_sudden_where_steps_are_recorded_as_before(
     for i, step in enumerate(steps):
         scale = 40.0 if i >= 40 else 1.0
         monitor.examine(record_of({("a", "output"): (normal(shape=(64, 64)) * scale, 1)}, step))
+    assert [alert.step for alert in monitor.alerts] == expected
+
+
+@pytest.mark.parametrize(
+    ("then", "expected"),
+    [(1.9, []), (2.25, [41]), (2.8, [41])],
+    ids=["leaves its plateau", "stays", "rises"],
+)
+def test_a_shift_while_the_loss_falls_as_never_before_is_progress(
+    then: float, expected: list[int]
+) -> None:
+    monitor = Monitor([SuddenShift()])
+    for step in range(42):
+        scale, loss = (40.0, then) if step >= 40 else (1.0, 2.3 + 0.05 * (step % 2))
+        site = {("a", "output"): (normal(shape=(64, 64)) * scale, 1)}
+        monitor.examine(replace(record_of(site, step), scalars={"loss": loss}))
     assert [alert.step for alert in monitor.alerts] == expected
 
 
