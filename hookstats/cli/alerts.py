@@ -64,7 +64,7 @@ def alert_lines(
     rich = require_rich()
     for incident in sorted(worst(shown)[:limit], key=lambda one: one.step):
         message = rich.text.Text(printable(str(incident)), STYLES[incident.severity])
-        if (advice := advice_of(incident.cause.rule)) and not cut:
+        if (advice := advice_of(incident.cause)) and not cut:
             message.append(f"; what helps: {advice}", "default")
         if not console.is_terminal:
             yield message

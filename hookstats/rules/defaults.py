@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
+from hookstats.records.alerts import Alert
 from hookstats.rules.actions import OnIncident
 from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Dropout
@@ -62,9 +63,10 @@ def default_rules() -> tuple[Rule, ...]:
     return tuple(rule() for rule in _DEFAULT)
 
 
-def advice_of(rule: str) -> str:
-    """What usually helps against what a rule found, by the rule's name in alerts; "" if unknown."""
-    return next((known.advice for known in _DEFAULT if known.name == rule), "")
+def advice_of(alert: Alert) -> str:
+    """What helps against what an alert says: its own advice, or else its rule's; "" if unknown."""
+    of_rule = (known.advice for known in _DEFAULT if known.name == alert.rule)
+    return alert.advice or next(of_rule, "")
 
 
 def as_rules(rules: Any) -> tuple[Rule, ...]:

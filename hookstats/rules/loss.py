@@ -39,9 +39,10 @@ class Loss(ScalarRule):
     the median of the 16 values before, by `deviations` times the usual deviation from such medians
     (1.4826 times the median absolute deviation: Hampel, 1974) and by twice the greatest deviation
     so far: so a loss that has gained no more than its noise never leaps, and a hard batch of a
-    fitted model is no leap. It climbs if the median of the last 16 is `climb` times the greatest of
-    the first 8, where these are the loss of a guess among the last output's channels, and `diverge`
-    times that of any other.
+    fitted model is no leap. In one step that is not recorded, or with a small batch, a leap is a
+    note. A loss climbs if the median of the last 16 is `climb` times the greatest of the first 8,
+    where these are the loss of a guess among the last output's channels, and `diverge` times that
+    of any other.
 
     It does not fall if after `steps` steps the last third is no lower than the first 16, by Welch's
     t-test at `t` (1947), and it is, to `chance` of it, the loss of a guess, while neither the
@@ -112,12 +113,10 @@ class Loss(ScalarRule):
         if gain <= 10 * noise:
             return None
         far = max(self.leap * gain, self.deviations * noise, 2 * float(away.max()))
-        is_leap = value - usual > far and value > max(begun) and at_once
-        if lasting - usual > far or is_leap:
-            return (
-                f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}",
-                "warning",
-            )
+        lasts = lasting - usual > far
+        if lasts or (value - usual > far and value > max(begun)):
+            says = f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}"
+            return says, "warning" if lasts or at_once else "note"
         return None
 
     def _climbs(self, past: _Values, begun: list[float], history: History) -> _Found:

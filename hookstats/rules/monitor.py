@@ -16,6 +16,7 @@ from hookstats.records.record import StepRecord
 from hookstats.rules.defaults import Rules, as_rules
 from hookstats.rules.facts import Fact
 from hookstats.rules.history import History
+from hookstats.rules.loss import is_loss
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
 from hookstats.runs.alerts import AlertEntry
@@ -70,7 +71,8 @@ class Monitor:
         self.begun: Callable[[Incident], object] = lambda incident: None
         """Called with each incident that is worse than a note, once its first step is checked."""
         self.urgent = 0
-        """How many alerts call for a closer look: errors, and warnings about logged numbers."""
+        """How many alerts call for a closer look: errors, warnings about logged numbers, and all of
+        a loss."""
         self._rules = list(as_rules(rules))
         self._retries = Retries(self.failures)
         self._history = History(setup)
@@ -273,7 +275,9 @@ class Monitor:
                 entries.append(AlertEntry(alert, number, is_cause, thresholds(rule)))
                 new.append((alert, self._is_news(alert, number)))
                 # Of an old incident, too: what it does to the training now is to be seen.
-                self.urgent += alert.level > (alert.kind != SCALAR)
+                of_number = alert.kind == SCALAR
+                of_loss = of_number and is_loss(alert.site)
+                self.urgent += of_loss or alert.level > (not of_number)
             given.append((rule, new))
         if entries:
             self.keep(entries)

@@ -61,7 +61,7 @@ def incidents_html(incidents: Incidents) -> str:
         cause = one.cause
         where = f"{label(cause.site)} {cause.kind}"
         said = cause.message.removeprefix(f"{cause.rule}: step {cause.step}: ")
-        helps = advice_of(cause.rule)
+        helps = advice_of(cause)
         many = str(len(one.consequences))
         rows.append((one.severity, cause.rule, str(cause.step), where, said, many, helps))
     if not rows:

@@ -217,7 +217,7 @@ def test_incidents_differences_and_coverage_are_tables(tmp_path: Path) -> None:
     incidents = Reader(run.incidents._repr_html_())
     first = worst(run.incidents)[0].cause
     assert [first.rule, str(first.step)] == incidents.cells[1:3]
-    assert advice_of(first.rule) in incidents.cells
+    assert advice_of(first) in incidents.cells
     assert not watch.incidents[:0]
 
     found = hs.compare(tmp_path / "a", tmp_path / "b")

@@ -244,7 +244,7 @@ def test_an_alert_leads_to_its_layer_and_step(page: Page, run: hs.Run) -> None:
     assert "non-finite" in {alert.rule for alert in first.alerts}
     cause = first.cause.site, f"step {first.cause.step}"
     assert page.chosen == cause  # shown first
-    assert f"What helps: {advice_of(first.cause.rule)}" in buttons[0].text
+    assert f"What helps: {advice_of(first.cause)}" in buttons[0].text
     page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
     buttons[0].click()
     assert page.chosen == cause

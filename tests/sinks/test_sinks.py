@@ -108,6 +108,7 @@ def test_tensorboard_reads_it_back(tmp_path: Path, own_writer: bool) -> None:
             assert value.sum_squares == pytest.approx(whole.l2_norm.square().item())
 
 
+@pytest.mark.check  # needs tensorboard
 def test_tensorboard_gets_a_summary_by_default(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

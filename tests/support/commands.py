@@ -35,11 +35,14 @@ class Result(NamedTuple):
 def call(*arguments: object) -> Result:
     """Run a command in this process; outputs are no terminals."""
     out, err = io.StringIO(), io.StringIO()
+    before = sys.modules["__main__"], sys.argv, sys.path[:]
     with redirect_stdout(out), redirect_stderr(err):
         try:
             code = main([str(argument) for argument in arguments])
         except SystemExit as error:  # argparse
             code = error.code if isinstance(error.code, int) else 1
+        finally:  # `run` and `check` make their script the main module
+            sys.modules["__main__"], sys.argv, sys.path[:] = before
     return Result(code, out.getvalue(), err.getvalue())
 
 

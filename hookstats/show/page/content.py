@@ -114,14 +114,13 @@ def _found(
                     "alerts": list(range(len(told), len(told) + len(some))),
                     "inAll": len(incident.alerts),
                     "severity": incident.severity,
+                    "helps": advice_of(incident.cause),
                     "last": max(alert.step for alert in incident.alerts),
                 }
             )
             told += [{**_alert(alert, keys), "beside": beside} for alert in some]
-    causes = {told[one["alerts"][0]]["rule"] for one in incidents}
-    advice = {rule: advice_of(rule) for rule in sorted(causes)}
     in_all = sum(len(incident.alerts) for incident in found)
-    return {"alerts": told, "incidents": incidents, "alertsInAll": in_all, "advice": advice}
+    return {"alerts": told, "incidents": incidents, "alertsInAll": in_all}
 
 
 def _about(run: Run, view: Overview) -> dict[str, Any]:

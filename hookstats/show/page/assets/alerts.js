@@ -34,9 +34,9 @@ function showAlerts(data, go) {
     list.replaceChildren(element("p", { class: "muted" }, `The rules found nothing${data.b && !data.ofRanks ? " in either run" : ""}: no NaN or infinity, no explosion, no dead channels.`));
     return;
   }
-  const items = data.incidents.map(({ alerts, inAll }) => {
+  const items = data.incidents.map(({ alerts, inAll, helps }) => {
     const [cause, ...others] = alerts;
-    return element("li", {}, alertButton(data, cause, go, data.advice[data.alerts[cause].rule]), others.length
+    return element("li", {}, alertButton(data, cause, go, helps), others.length
       ? element("details", {}, element("summary", {}, `${plural(inAll - 1, "consequence")}`),
         element("ol", {}, ...others.map((n) => element("li", {}, alertButton(data, n, go))))) : null);
   });
