@@ -108,7 +108,7 @@ def test_no_count_is_lost_whoever_wrote_it(
             sites[i].accumulate(x, writer)
             seen.setdefault(i, []).append(x)
         record = close(buffers)
-        assert list(record) == [(str(i), "output") for i in sorted(seen)]
+        assert set(record) == {(str(i), "output") for i in seen}
         for i, tensors in seen.items():
             assert_stats(record[str(i), "output"], tensors, 1)
 

@@ -81,7 +81,7 @@ def test_tensorboard_has_curves_by_rank(
     for folder in found:
         events = EventAccumulator(str(tmp_path / folder), size_guidance={"scalars": 0})
         events.Reload()
-        for tag in ("output.mean/scalar", "scalar/loss"):
+        for tag in ("output.rms/scalar", "scalar/loss"):
             assert [event.step for event in events.Scalars(tag)] == list(range(STEPS))
 
 
