@@ -1,8 +1,8 @@
 """python -m bench.costs OUT.json: what a watch costs a training, by whole processes in turn.
 
 Every variant of every training runs in a process, one after the other, several times: a warm-up,
-then at least SECONDS of steps, of which the mean counts. `wall` is a step's time, `cpu` the time of
-all threads of the process. The documents quote the medians that OUT.json has.
+then at least SECONDS of steps, of which the mean counts. `wall` is a step's time, `cpu` the CPU time
+of all threads of the process: medians of the ratios to the first variant's run of the same round.
 """
 
 from __future__ import annotations
@@ -133,12 +133,8 @@ def main() -> None:
         result[training] = {
             variant: {
                 "ms": round(1e3 * median(run["wall"] for run in found), 3),
-                "wall": round(
-                    median(run["wall"] for run in found) / median(r["wall"] for r in base), 4
-                ),
-                "cpu": round(
-                    median(run["cpu"] for run in found) / median(r["cpu"] for r in base), 4
-                ),
+                "wall": round(median(r["wall"] / b["wall"] for r, b in zip(found, base)), 4),
+                "cpu": round(median(r["cpu"] / b["cpu"] for r, b in zip(found, base)), 4),
             }
             for variant, found in runs.items()
         }
