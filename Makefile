@@ -7,7 +7,7 @@
 # JOBS    how many parts of a command, pytest workers and CTest programs run side by side (the cores)
 # STEPS, MINUTES  how long `make soak` trains at most
 # PHASE, CAPABILITY  of `make gpu-check`: one phase; for which GPU to build where there is none (9.0)
-# BENCH, RESULTS  of `make bench`: a part of it (ops, hooks, steps, flush, ranks), and its JSON
+# BENCH, RESULTS  of `make bench`: a part of it (ops, hooks, steps, flush), and its JSON
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -176,7 +176,7 @@ readme-picture: $(STAMPS)/dev  ## Train a run of bench/faults, and draw the READ
 page-pictures: $(STAMPS)/dev  ## Take the pictures of docs/page.md and docs/tutorial.md by Chromium
 	$(WAITING) $(BIN)/python -W ignore -m bench.faults.screens docs/figures
 
-bench: $(STAMPS)/bench  ## Benchmark beside other tools: up to 50 minutes; BENCH=ops|hooks|steps|flush|ranks for a part
+bench: $(STAMPS)/bench  ## Benchmark beside other tools: up to 50 minutes; BENCH=ops|hooks|steps|flush for a part
 	@mkdir -p $(dir $(RESULTS)); [ ! -f $(RESULTS) ] || cp $(RESULTS) $(RESULTS:.json=.before.json)
 	$(BENCHMARKS) --benchmark-quiet --benchmark-json=$(RESULTS)
 	$(BIN)/python -m bench.tables $(RESULTS)

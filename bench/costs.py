@@ -1,8 +1,9 @@
 """python -m bench.costs OUT.json: what a watch costs a training, by whole processes in turn.
 
 Every variant of every training runs in a process, one after the other, several times: a warm-up,
-then at least SECONDS of steps, of which the mean counts. `wall` is a step's time, `cpu` the CPU time
-of all threads of the process: medians of the ratios to the first variant's run of the same round.
+then at least SECONDS of steps, of which the mean counts. `wall` is a step's time, `cpu` the CPU
+time of all threads of the process: medians of the ratios to the first variant's run of the same
+round.
 """
 
 from __future__ import annotations
@@ -133,10 +134,13 @@ def main() -> None:
         result[training] = {
             variant: {
                 "ms": round(1e3 * median(run["wall"] for run in found), 3),
-                "wall": round(median(r["wall"] / b["wall"] for r, b in zip(found, base)), 4),
-                "cpu": round(median(r["cpu"] / b["cpu"] for r, b in zip(found, base)), 4),
+                **{
+                    clock: round(median(r[clock] / b[clock] for r, b in pairs), 4)
+                    for clock in ("wall", "cpu")
+                },
             }
             for variant, found in runs.items()
+            if (pairs := list(zip(found, base, strict=True)))
         }
         print(training, json.dumps(result[training], indent=1), flush=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")

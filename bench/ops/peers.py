@@ -127,23 +127,3 @@ class Histc(Read):
             expected = self.sample.expected["channel_counts"][:, 1:-1].sum(0)
             off = int((self._counts.long() - expected).abs().sum())
             assert off / 2 <= 1e-5 * self.sample.elements + 1  # beside an edge
-
-
-class Repeated:
-    """A peer, so many times that a clock can tell what it takes."""
-
-    def __init__(self, peer: Read, times: int) -> None:
-        self._peer = peer
-        self._times = times
-
-    def prepare(self) -> None:
-        self._peer.prepare()
-
-    def run(self) -> float | None:
-        itself = [self._peer.run() for _ in range(self._times)]
-        return None if itself[0] is None else sum(seconds or 0.0 for seconds in itself)
-
-    def check(self) -> None:
-        self._peer.prepare()  # or the state is that of all calls
-        self._peer.run()
-        self._peer.check()
