@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,15 +14,11 @@ from support.paths import ROOT
 
 sys.path.append(str(ROOT))  # `bench` is a folder there, and not installed
 
-from bench.cuda import cases, check, peers, profiled, ptxas, sections, tables, timing
+from bench.cuda import cases, check, peers, profiled, ptxas, tables
 from bench.cuda.__main__ import main
-from bench.measure import Case
 from bench.states import EVERYTHING
-from bench.turns import Rounds, interleave
 
 CPU = torch.device("cpu")
-READ = Case(tables.READING, "(N, L, 64) bf16", 1.0, {"torch.sum": [0.95e-4], "moments": [1e-4]})
-
 pytestmark = [pytest.mark.check, pytest.mark.usefixtures("one_thread")]
 
 
@@ -33,33 +27,6 @@ def test_it_needs_no_package_but_torch_and_numpy() -> None:
     blocked = f"import sys; sys.modules.update(dict.fromkeys({others}))\n"
     code = f"{blocked}import bench.cuda.__main__, bench.cuda.kernels, bench.cuda.check"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_without_torch_it_says_so() -> None:
-    code = "import runpy, sys; sys.modules['torch'] = None; sys.argv = ['check.py']; "
-    code += f"runpy.run_path({str(ROOT / 'bench/cuda/check.py')!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "has no torch" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_inputs_are_as_many_as_keep_each_cold() -> None:
-    for nbytes in (1 << 20, 100_000_000, 1 << 28, 5 << 30):
-        inputs = timing.inputs_for(nbytes)
-        assert (inputs - 1) * nbytes >= timing.COLD_BYTES
-        assert inputs >= 2
-
-
-def test_every_call_has_the_input_that_was_not_used_for_longest() -> None:
-    given = peers.Sample(cases.Layout("8 values", (8,), None), torch.ones(8), 3)
-    calls: list[int] = []
-    found = {
-        name: peers.Found(given.next, lambda x: calls.append(x.data_ptr()), lambda _: None)
-        for name in "ab"
-    }
-    interleave(found, Rounds(0.0, 4, 4), clock=timing.clock(CPU), warm_up=2)
-    assert calls == 4 * [x.data_ptr() for x in given.xs]
 
 
 def sample() -> peers.Sample:
@@ -105,41 +72,6 @@ def test_a_smoke_run_writes_what_it_measured(
     assert path.with_suffix(".txt").read_text() in capsys.readouterr().out
     with pytest.raises(SystemExit, match="expected cuda"):
         main(["--device", "cpu", "--out", str(tmp_path)])
-
-
-def test_what_was_measured_before_an_error_stays(tmp_path: Path) -> None:
-    def broken(scale: sections.Scale) -> Iterator[Case]:
-        yield READ
-        raise RuntimeError("no memory")
-
-    assert main(["--smoke", "--device", "cpu", "--out", str(tmp_path)], (broken,)) == 1
-    found = json.loads((tmp_path / "gpu-check.json").read_text())
-    assert [each["name"] for each in found["benchmarks"]] == ["torch.sum", "moments"]
-    assert found["notes"]["broken"] == "FAILED: RuntimeError: no memory, 1 cases"
-
-
-def test_another_call_measures_what_the_first_had_no_time_for(tmp_path: Path) -> None:
-    calls = []
-
-    def quick(scale: sections.Scale) -> Iterator[Case]:
-        calls.append("quick")
-        yield READ
-
-    def late(scale: sections.Scale) -> Iterator[Case]:
-        calls.append("late")
-        yield replace(READ, table=tables.SIZES)
-
-    options = ["--smoke", "--device", "cpu", "--out", str(tmp_path)]
-    assert main([*options, "--sections", "quick"], (quick, late)) == 0
-    assert main([*options, "--resume", "--sections", "late", "--seconds", "-1"], (quick, late)) == 0
-    found = json.loads((tmp_path / "gpu-check.json").read_text())
-    assert found["notes"]["late"] == "time ran out, 0 cases"
-    assert main([*options, "--resume"], (quick, late)) == 0
-    assert calls == ["quick", "late"]
-    found = json.loads((tmp_path / "gpu-check.json").read_text())
-    assert [each["section"] for each in found["benchmarks"]] == ["quick"] * 2 + ["late"] * 2
-    assert main(options, (quick, late)) == 0  # without --resume all is measured again
-    assert calls == ["quick", "late", "quick", "late"]
 
 
 @pytest.mark.parametrize(

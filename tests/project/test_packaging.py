@@ -124,27 +124,6 @@ def test_nvcc_is_found_where_cuda_home_says(toolkit: Path, monkeypatch: pytest.M
     assert found.home == toolkit
 
 
-@pytest.mark.parametrize(
-    ("wanted", "names"),
-    [
-        ("", ["sm_80", "sm_90+PTX"]),  # of the defaults those that this nvcc knows
-        ("9.0", ["sm_90"]),
-        ("8.0;9.0a", ["sm_80", "sm_90a"]),
-        ("8.6 10.0+PTX", ["sm_86", "sm_100+PTX"]),
-    ],
-)
-def test_the_gpus_are_those_of_the_list(
-    toolkit: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, names: list[str]
-) -> None:
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", wanted)
-    found = nvcc.find_nvcc()
-    assert found is not None
-    targets = nvcc.targets(found)
-    assert list(map(str, targets)) == names
-    kept = [flag for target in targets for flag in target.flags() if "code=compute_" in flag]
-    assert len(kept) == sum("PTX" in name for name in names)
-
-
 def test_kernels_are_compiled_again_where_something_changed(
     toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,52 +249,6 @@ def test_no_torch_is_named_in_one_line(project: Path, isolated: dict[str, str], 
     )
 
 
-@pytest.mark.parametrize(
-    ("there", "line"),
-    [
-        (
-            (),
-            "hookstats needs setuptools >= 77 to be built, and none is installed: "
-            "pip install 'setuptools>=77' ninja",
-        ),
-        (
-            ("setuptools*", "_distutils_hack"),
-            "hookstats is built against torch, but this environment has none: pip install torch",
-        ),
-    ],
-    ids=["setuptools", "torch"],
-)
-def test_uv_builds_without_isolation_and_names_what_is_missing(
-    project: Path, bare: Path, there: tuple[str, ...], line: str
-) -> None:
-    if shutil.which("uv") is None:
-        pytest.skip("uv is not installed")
-    (packages,) = bare.glob("lib/python*/site-packages")
-    for pattern in there:
-        for package in Path(sysconfig.get_path("purelib")).glob(pattern):
-            (packages / package.name).symlink_to(package)
-    command = ("uv", "pip", "install", "--offline", "--no-cache", "--no-deps", ".")
-    clean = {"VIRTUAL_ENV": str(bare), "PYTHONPATH": ""}
-    done = run(*command, cwd=project, **clean)
-    assert done.returncode != 0
-    said = " ".join(done.stderr.split())  # uv breaks lines
-    assert said.count(line) == 1, done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def speaking_german(compiler: Path) -> Path:
-    """A compiler that says in German what is wrong, where the environment is German."""
-    compiler.write_text(
-        "#!/bin/sh\n"
-        f'[ "$LC_ALL" != C ] || exec {os.environ.get("CXX", "c++")} "$@"\n'
-        f'{os.environ.get("CXX", "c++")} "$@" 2>"{compiler}.said" || failed=$?\n'
-        f"sed 's/error:/Fehler:/' \"{compiler}.said\" >&2\n"
-        "exit $failed\n"
-    )
-    compiler.chmod(0o755)
-    return compiler
-
-
 def test_what_the_compiler_refused_is_said_in_one_line(project: Path, tmp_path: Path) -> None:
     for source in (project / "csrc").glob("*/*.cpp"):
         source.write_text('#error "out of order"\n')
@@ -325,8 +258,7 @@ def test_what_the_compiler_refused_is_said_in_one_line(project: Path, tmp_path: 
     no_ninja.chmod(0o755)
     path = f"{no_ninja.parent}{os.pathsep}{os.environ['PATH']}"
     command = (sys.executable, "setup.py", "build_ext")
-    german = speaking_german(tmp_path / "german")
-    build = run(*command, cwd=project, PATH=path, CXX=str(german), LC_ALL="de_DE.UTF-8")
+    build = run(*command, cwd=project, PATH=path)
     assert build.returncode == 1
     assert "hookstats: no ninja: the files are compiled one by one; `pip ins" in build.stdout
     last = build.stderr.splitlines()[-1]

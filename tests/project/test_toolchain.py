@@ -7,7 +7,6 @@ import runpy
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 from typing import Any
 
@@ -233,11 +232,6 @@ def extensions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Extension]:
     return {extension.name: extension for extension in given["ext_modules"]}
 
 
-def test_what_takes_longest_to_compile_comes_first(extensions: dict[str, Extension]) -> None:
-    first = sorted(extensions["hookstats._C"].sources)[:3]  # setuptools sorts them
-    assert {"csrc/cpu/kernel_avx2.cpp", "csrc/cpu/kernel_avx512.cpp"} < set(first)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
 def test_work_beside_is_done_or_says_why_not(tmp_path: Path) -> None:
     made = tmp_path / "made"
@@ -252,25 +246,6 @@ def test_work_beside_is_done_or_says_why_not(tmp_path: Path) -> None:
         works[1]()
     with pytest.raises(RuntimeError, match=r"^its process ended with exit code -9$"):
         works[2]()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
-def test_work_beside_that_is_stopped_prints_nothing_more(tmp_path: Path) -> None:
-    said = tmp_path / "said"
-
-    def say() -> None:
-        while True:
-            with said.open("a") as file:
-                file.write(".")
-            time.sleep(0.001)
-
-    beside.start(say)
-    while not said.exists():
-        time.sleep(0.001)
-    beside.stop()
-    written = said.stat().st_size
-    time.sleep(0.1)
-    assert said.stat().st_size == written
 
 
 def test_the_hooks_read_the_headers_of_few_operators(extensions: dict[str, Extension]) -> None:
