@@ -57,38 +57,6 @@ def assert_adds_up(w: hs.Watch) -> None:
         assert row.forwards == row.observed + row.missing + sum(row.skipped.values()), row
 
 
-def ddp(rank: int, every_step_reduces: bool) -> None:
-    model = nn.parallel.DistributedDataParallel(regression())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    steps = 1 if every_step_reduces else 2
-    with hs.watch(model, optimizer) as w:
-        outputs = []
-        for step in range(steps):
-            if step + 1 < steps:
-                with model.no_sync():
-                    outputs.append(model(batch(rank, step)))
-                    outputs[-1].square().sum().backward()
-            else:
-                outputs.append(model(batch(rank, step)))
-                outputs[-1].square().sum().backward()
-        optimizer.step()
-        latest = w.latest
-        assert_adds_up(w)
-    assert latest.rank == rank
-    assert_stats(latest["2", "output"], outputs, -1)
-    # The loss of this rank alone: not divided by the number of ranks, nor added up over them.
-    assert_stats(latest["2", "grad_output"], [2 * y for y in outputs], -1)
-    for name, gradient in average_gradients(steps).items():
-        assert_stats(latest[name, "param_grad"], [gradient], 0)
-
-
-@pytest.mark.parametrize("every_step_reduces", [True, False])
-def test_ddp_outputs_are_local_and_parameter_gradients_reduced(
-    ranks: Ranks, every_step_reduces: bool
-) -> None:
-    ranks(ddp, every_step_reduces)
-
-
 def ddp_without_reduction(rank: int) -> None:
     model = nn.parallel.DistributedDataParallel(regression())
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -169,21 +137,6 @@ def divergent(rank: int) -> None:
 
 def test_ranks_may_record_other_steps(ranks: Ranks) -> None:
     ranks(divergent)
-
-
-@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
-def test_ranks_share_a_run_directory(ranks: Ranks, how: str, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    ranks(train, how, (0, 1), tmp_path / "run")
-    run = hs.open_run(tmp_path / "run")
-    assert run.ranks == [0, 1]
-    names = sorted(path.name[:5] for path in (tmp_path / "run" / "tensors").iterdir())
-    assert sorted(set(names)) == ["00000", "00001"]
-    for rank in range(RANKS):
-        assert run.of_rank(rank).steps == [0, 1, 2]
-        record = run.of_rank(rank)[1]
-        assert (record.step, record.rank) == (1, rank)
-        assert_stats(record["0", "input"], [batch(rank, 1)], -1)
 
 
 def fsdp2(rank: int, watch_first: bool) -> list[int]:
@@ -270,65 +223,6 @@ def test_fsdp1_shards_have_no_channels(
     seen = ranks(fsdp1, use_orig_params, watch_first)
     gone = watch_first and not use_orig_params
     assert sum(seen) == (0 if gone else 2 * 26)  # values and gradients
-
-
-def tensor_parallel(rank: int, use_local_output: bool) -> None:
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-    torch.manual_seed(0)
-    model: Any = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    x = torch.randn(2, 6, 3)
-    hidden = model[0](x)
-    y = model[2](hidden.relu())
-    (hidden_gradient,) = torch.autograd.grad(y.square().sum(), hidden, retain_graph=True)
-    y.square().sum().backward()
-    expected = {name: (p.detach().clone(), p.grad) for name, p in model.named_parameters()}
-    model.zero_grad()
-
-    mesh = torch.distributed.init_device_mesh("cpu", (RANKS,))
-    plan = {
-        "0": ColwiseParallel(use_local_output=use_local_output),
-        "2": RowwiseParallel(use_local_output=use_local_output),
-    }
-    model = torch.distributed.tensor.parallel.parallelize_module(model, mesh, plan)
-    with hs.watch(model, kinds=KINDS) as w:
-        out = model(x)
-        assert isinstance(out, DTensor) is not use_local_output
-        out.square().sum().backward()
-        w.step()
-        latest = w.latest
-        assert_adds_up(w)
-        for row in w.coverage():
-            skipped = (
-                {"requires no gradient": 1} if (row.name, row.kind) == ("0", "grad_input") else {}
-            )
-            assert row.skipped == skipped, row
-    # Channels that are sharded are those of this rank; others are whole on every rank.
-    mine = slice(2 * rank, 2 * rank + 2)
-    assert_stats(latest["0", "input"], [x], -1)
-    assert_stats(latest["0", "output"], [hidden[..., mine]], -1)
-    assert_stats(latest["0", "grad_output"], [hidden_gradient[..., mine]], -1)
-    assert_stats(latest["2", "input"], [hidden[..., mine].relu()], -1)
-    assert_stats(latest["2", "output"], [y], -1)
-    assert_stats(latest["2", "grad_output"], [2 * y], -1)
-    for name, parameter in model.named_parameters():
-        values, gradient = expected[name]
-        (placement,) = parameter.placements
-        if isinstance(placement, Shard):
-            values = values.chunk(RANKS, placement.dim)[rank]
-            gradient = gradient.chunk(RANKS, placement.dim)[rank]
-        else:
-            assert isinstance(placement, Replicate)
-        assert_stats(latest[name, "param"], [values], 0)
-        assert_stats(latest[name, "param_grad"], [gradient], 0)
-
-
-@pytest.mark.parametrize("use_local_output", [True, False])
-def test_tensor_parallel_shards_are_read_as_each_rank_has_them(
-    ranks: Ranks, use_local_output: bool
-) -> None:
-    ranks(tensor_parallel, use_local_output)
 
 
 def compiled_norm_and_columns(rank: int) -> None:

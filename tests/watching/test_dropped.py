@@ -77,18 +77,6 @@ def test_dropped_watches_leave_no_thread_and_no_memory(steps_by_hand: bool) -> N
     assert at_most(objects + 15)
 
 
-@pytest.mark.check
-def test_250_dropped_watches_leave_no_thread() -> None:
-    before = threads()
-    for _ in range(250):
-        model = network()
-        optimizer = SGD(model.parameters(), lr=0.1)
-        hs.watch(model, optimizer)
-        iterate(model, optimizer)
-    del model, optimizer
-    assert threads_are(before)
-
-
 def test_a_dropped_watch_that_nobody_can_read_takes_its_hooks_along() -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)

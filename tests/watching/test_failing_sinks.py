@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.closed import Closed
 from torch import nn
 
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import open_run
 from hookstats.stats import retries
-from hookstats.watching.recorder import Recorder
 from hookstats.watching.watch import watch
 
 TRIES = 3
@@ -82,33 +79,3 @@ def test_an_error_that_passes_leaves_a_few_steps_out(
     assert sink.closed == 1
     (why,) = open_run(tmp_path).coverage["failures"].values()
     assert why == f"{error.__name__}: injected; 2 calls missed; it works again"
-
-
-def test_a_full_memory_ends_no_sink() -> None:
-    sink = Fails("records", MemoryError, range(30))
-    assert "works again" in train(60, sinks=[sink])[1]
-    assert sink.tries > TRIES
-    assert sink.taken["records"][-1] == 59
-    assert sink.closed == 1
-
-
-def test_a_sink_that_hangs_after_it_failed_is_told_of() -> None:
-    hangs = threading.Event()
-
-    def sink(record: StepRecord) -> None:
-        if record.step == 0:
-            raise OSError("down")
-        hangs.wait(20)
-
-    recorder = Recorder(None, [sink])
-    recorder.patience = 0.3
-    for step in range(3):
-        recorder.submit(Closed(), step)
-    with pytest.warns(RuntimeWarning) as caught:
-        recorder.drain()
-    hangs.set()
-    recorder.close()
-    assert "OSError: down; it is called again" in str(caught[0].message)
-    assert "no return within 0.3 s; the sink is disabled" in str(caught[1].message)
-    (why,) = recorder.failures.values()
-    assert why == "no return within 0.3 s; the sink is disabled; 3 calls missed"

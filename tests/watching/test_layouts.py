@@ -12,7 +12,6 @@ import pytest
 import torch
 from support.ranks import RANKS, Ranks
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD
 
 import hookstats as hs
@@ -48,19 +47,6 @@ def layouts(
 
 def line(name: str, rank: int) -> tuple[Mesh, ...]:
     return (Mesh((Axis(name, rank, RANKS),), 0),)
-
-
-def under_ddp(rank: int) -> None:
-    found = layouts(nn.parallel.DistributedDataParallel(network()), torch.randn(5, 3))
-    mesh = line("dp_replicate", rank)
-    for kind in ("output", "grad_output"):
-        assert found["2", kind] == Layout(mesh, ("Shard(0)",), (-1, 2), None)
-    for kind in ("param", "param_grad"):
-        assert found["0.weight", kind] == Layout(mesh, ("Replicate",), (4, 3), ())
-
-
-def test_under_ddp_batches_are_parts_and_parameters_replicas(ranks: Ranks) -> None:
-    ranks(under_ddp)
 
 
 def within_ddp(rank: int, out: str) -> None:
@@ -163,25 +149,6 @@ def test_under_fsdp1_neither_padding_nor_empty_shards_are_counted(
     assert {*skipped, *also} == ({"empty shard"} if use_orig_params else set())
 
 
-def under_fsdp2(rank: int) -> None:
-    model = network()
-    mesh = torch.distributed.init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
-    fully_shard(model, mesh=mesh)
-    found = layouts(model, torch.randn(5, 3))
-    for kind in ("input", "output", "grad_output"):
-        layout = found["2", kind]
-        assert layout == Layout(
-            line("dp", rank), ("Shard(0)",), (-1, 4 - 2 * (kind != "input")), None
-        )
-    for kind in ("param", "param_grad"):
-        expected = Layout(line("dp", rank), ("Shard(0)",), (4, 3), (Cut(0, 2 * rank, 2, 0, 1),))
-        assert found["0.weight", kind] == expected
-
-
-def test_under_fsdp2_parameters_are_shards(ranks: Ranks) -> None:
-    ranks(under_fsdp2)
-
-
 def tensor_parallel(rank: int, use_local_output: bool) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -254,20 +221,6 @@ def strided(rank: int) -> None:
 
 def test_cuts_are_what_dtensor_cuts(ranks: Ranks) -> None:
     ranks(strided)
-
-
-def stored(rank: int, out: Path) -> None:
-    model = network()
-    mesh = torch.distributed.init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
-    fully_shard(model, mesh=mesh)
-    found = layouts(model, torch.randn(5, 3), out=out)
-    record = hs.open_run(out).of_rank(rank)[0]
-    assert {(site.name, site.kind): site.layout for site in record.sites} == found
-
-
-def test_a_run_keeps_layouts(ranks: Ranks, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    ranks(stored, tmp_path)
 
 
 def taken(rank: int, out: Path) -> dict[str, Any] | None:

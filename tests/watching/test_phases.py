@@ -77,23 +77,6 @@ def test_a_phase_needs_a_name_that_keys_can_have(name: Any) -> None:
         w.phase("fake")
 
 
-def test_calls_of_a_phase_count_without_gradients_too() -> None:
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, kinds=("output",), include="0") as w:
-        model(ones(1.0)).sum().backward()
-        model.eval()
-        with torch.no_grad():
-            model(ones(1.0))
-            with w.phase("validation"):
-                model(ones(1.0))
-        model.train()
-        optimizer.step()
-        assert list(w.latest) == [("0", "output"), ("0", "validation:output")]
-        assert w.coverage()["0", "output"].skipped == {"evaluation": 1}
-        assert w.coverage()["0", "validation:output"].observed == 1
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_phase_keeps_an_evaluation_apart(compiled: bool) -> None:
     model = network()
@@ -115,23 +98,6 @@ def test_a_phase_keeps_an_evaluation_apart(compiled: bool) -> None:
         assert record["0", "evaluation:output"].count.sum() == 24
         assert w.coverage()["0", "output"].skipped == {}
         assert w.coverage()["0", "evaluation:output"].observed == 6
-
-
-def test_each_time_step_of_a_recurrent_cell_is_a_phase() -> None:
-    cell = nn.RNNCell(3, 4)
-    with watch(cell, kinds=("output", "grad_output")) as w:
-        for _ in range(2):
-            hidden = torch.zeros(2, 4)
-            for t in range(4):
-                with w.phase(f"t{t}"):
-                    hidden = cell(ones(1.0), hidden)
-            hidden.square().sum().backward()
-            w.step()
-        for t in range(4):
-            assert w.latest["", f"t{t}:output"].count.sum() == 8
-            assert w.latest["", f"t{t}:grad_output"].count.sum() == 8
-        assert ("", "output") not in w.latest
-        assert w.coverage()["", "t3:grad_output"].observed == 2
 
 
 @needs_gradients

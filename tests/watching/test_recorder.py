@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import signal
 import threading
 import time
@@ -81,13 +79,6 @@ def test_the_thread_lives_from_the_first_step_to_close() -> None:
         recorder.submit(Closed(), 1)
 
 
-def test_closing_before_any_step_closes_the_writer(tmp_path: Path) -> None:
-    recorder = Recorder(RunWriter(tmp_path, HEADER))
-    recorder.close({"sites": 0})
-    recorder.close({"again": 1})
-    assert open_run(tmp_path).coverage == {"sites": 0}
-
-
 def test_submit_does_not_wait_for_the_step_before() -> None:
     go = threading.Event()
     recorder = Recorder(None)
@@ -99,16 +90,6 @@ def test_submit_does_not_wait_for_the_step_before() -> None:
     recorder.drain()
     assert recorder.latest is not None
     assert recorder.latest.step == 2
-    recorder.close()
-
-
-def test_buffers_are_given_back_before_slow_sinks(tmp_path: Path) -> None:
-    go = threading.Event()
-    recorder = Recorder(None, [lambda record: go.wait(20)])
-    closed = Closed()
-    recorder.submit(closed, 0)
-    assert eventually(lambda: closed.released and recorder.latest)
-    go.set()
     recorder.close()
 
 
@@ -206,47 +187,6 @@ def test_a_sink_that_cannot_be_closed_is_warned_of(tmp_path: Path) -> None:
     assert open_run(tmp_path).coverage == {"sites": 1}
 
 
-def test_a_writer_that_fails_is_disabled_and_the_sinks_go_on(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    seen: list[int] = []
-    recorder = Recorder(
-        RunWriter(out, HEADER, seconds_per_part=0), [lambda record: seen.append(record.step)]
-    )
-    record(recorder, Closed())
-    out.rename(tmp_path / "elsewhere")
-    with pytest.warns(RuntimeWarning, match=r"writing to out = '.*run' failed: FileNotFound") as w:
-        record(recorder, Closed(), Closed())
-    recorder.close({"sites": 1})
-    assert len(w) == 1
-    assert seen == [0, 0, 1]
-    assert open_run(tmp_path / "elsewhere").steps == [0]
-
-
-def test_a_step_that_cannot_be_read_is_lost_alone() -> None:
-    recorder = Recorder(None)
-    steps = [Closed(), Closed(error=MemoryError("full")), Closed(error=OSError()), Closed()]
-    with pytest.warns(RuntimeWarning, match="recording a step failed: MemoryError: full; ") as w:
-        record(recorder, *steps)
-    assert len(w) == 1
-    assert [closed.released for closed in steps] == [1, 1, 1, 1]
-    assert recorder.latest is not None
-    assert recorder.latest.step == 3
-    recorder.close()
-
-
-@pytest.mark.filterwarnings("error")
-def test_warnings_made_errors_do_not_reach_the_training(caplog) -> None:
-    recorder = Recorder(None)
-    with caplog.at_level(logging.ERROR):
-        recorder.submit(Closed(error=OSError("gone")), 0)
-        recorder.submit(Closed(), 1)
-        recorder.close()
-    assert caplog.messages == [
-        "hookstats: recording a step failed: OSError: gone; the step is lost"
-    ]
-    assert recorder.latest is not None
-
-
 def test_a_step_that_cannot_be_read_out_is_a_gap(tmp_path: Path) -> None:
     recorder = Recorder(RunWriter(tmp_path, HEADER))
     steps = [Closed(), Closed(error=MemoryError("no memory")), Closed()]
@@ -273,21 +213,6 @@ def test_a_sink_may_drain_and_close() -> None:
     threads[0].join(20)
     assert not threads[0].is_alive()
     assert recorder.failures == {}
-
-
-def test_the_thread_outlives_what_is_thrown_into_it() -> None:
-    before = set(threading.enumerate())
-    recorder = Recorder(None)
-    record(recorder, Closed())
-    (thread,) = set(threading.enumerate()) - before
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
-    )
-    with pytest.warns(RuntimeWarning, match="failed: SystemExit"):
-        record(recorder, *(Closed() for _ in range(5)))
-    recorder.close()
-    assert recorder.latest is not None
-    assert recorder.latest.step == 4
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -363,21 +288,6 @@ def test_a_thread_that_cannot_start_yet_loses_the_steps_until_then(tmp_path: Pat
     recorder.close()
     assert open_run(tmp_path).steps == [2]
     assert list(recorder.failures) == ["starting the recorder thread"]
-
-
-@pytest.mark.filterwarnings("ignore:hookstats:RuntimeWarning")
-def test_an_action_of_a_rule_that_hangs_is_ended_and_the_rules_go_on() -> None:
-    go = threading.Event()
-    model, optimizer = small()
-    w = watch(model, optimizer, rules=[NonFinite(action=lambda alert: go.wait(60) and None)])
-    w._recorder.patience = 0.2
-    for _ in range(3):
-        model(torch.full((2, 3), torch.nan)).sum().backward()
-        optimizer.step()
-    w.close()
-    go.set()
-    assert "no return within 0.2 s" in str(w.coverage().failures)
-    assert w.alerts
 
 
 @pytest.mark.filterwarnings("ignore:hookstats:RuntimeWarning")

@@ -126,23 +126,6 @@ def test_rank_of_torch_distributed(tmp_path: Path, monkeypatch) -> None:
         distributed.destroy_process_group()
 
 
-def test_a_sink_that_hangs_does_not_keep_the_interpreter(tmp_path: Path) -> None:
-    script = """
-        import threading
-        hangs = threading.Event()
-        recorder = Recorder(RunWriter(sys.argv[1], HEADER), [lambda record: hangs.wait()])
-        recorder.patience = 0.3
-        for step in range(5):
-            recorder.submit(Closed(), step)
-        raise SystemExit(3)
-    """
-    ended = run_script(script, tmp_path)
-    assert ended.returncode == 3
-    assert "<lambda> failed: no return within 0.3 s; the sink is disabled" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert open_run(tmp_path).steps == list(range(5))
-
-
 @pytest.mark.check
 def test_a_process_that_is_stopped_disables_no_sink(tmp_path: Path) -> None:
     """As by the scheduler of a cluster, or with a laptop that sleeps."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -280,52 +278,6 @@ def test_a_return_to_a_checkpoint_makes_later_scalars_void(tmp_path: Path) -> No
         run(w, range(5, 7), 0.25)
     loss = open_run(tmp_path).scalars["loss"]
     assert loss.values.tolist() == [0, 1, 2, 3.5, 4.5, 5.25, 6.25]
-
-
-def test_a_dropped_watch_keeps_its_scalars_and_is_freed(tmp_path: Path) -> None:
-    model = network()
-    w = watch(model, kinds=("output",), out=tmp_path)
-    model(torch.randn(2, 3))
-    w.step()
-    w.log(loss=1.0)
-    gone = weakref.ref(w)
-    thread = w._recorder._thread
-    del w
-    gc.collect()
-    assert gone() is None
-    thread.join(10)
-    assert open_run(tmp_path).scalars["loss"].values.tolist() == [1]
-
-
-def test_odd_learning_rates_are_left_out() -> None:
-    model, kept = network(), Kept()
-    optimizer = SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.1)
-    optimizer.step = lambda: None  # type: ignore[assignment, method-assign]
-    with watch(model, optimizer, sinks=[kept]) as w:
-        optimizer.param_groups[0]["lr"] = torch.ones(3)
-        w.step()
-        del optimizer.param_groups[1]["lr"]
-        w.step()
-    assert [[n for n in v if n[:2] == "lr"] for v in kept.scalars.values()] == [["lr/1"], []]
-
-
-def test_what_has_no_memory_on_the_host_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, kept = network(), Kept()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    there = torch.ones((), device="meta")
-
-    def full(self: object, tensor: Tensor) -> None:
-        raise MemoryError("of the allocator of pinned memory")
-
-    monkeypatch.setattr(scalars.OnDevice, "__init__", full)
-    with watch(model, optimizer, sinks=[kept]) as w:
-        optimizer.param_groups[0]["lr"] = there
-        with pytest.warns(RuntimeWarning, match="loss is not logged: MemoryError: of the alloc"):
-            w.log(loss=there, other=2.0)
-        with pytest.warns(RuntimeWarning, match="lr/0 is not logged: MemoryError: of the alloc"):
-            w.step()
-    assert kept.scalars[0]["other"] == 2.0
-    assert kept.scalars[0].keys().isdisjoint({"loss", "lr/0"})
 
 
 @pytest.mark.cuda

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -215,26 +214,6 @@ def test_records_have_exact_steps_and_coverage_says_what_was_chosen(
 def test_budget_is_checked(budget: object) -> None:
     with pytest.raises(ValueError, match=r"budget = .*: expected a share, above 0 and below 1"):
         hs.watch(network(), budget=budget)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("every", [0, -1, 1.5, "often", None])
-def test_every_is_checked(every: object) -> None:
-    with pytest.raises(ValueError, match=r'every = .*: expected "auto", or an integer of 1 or mo'):
-        hs.watch(network(), every=every)  # type: ignore[arg-type]
-
-
-def test_a_run_may_be_continued_with_another_budget(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    for budget in (0.9, 0.8):
-        model = network()
-        optimizer = SGD(model.parameters(), lr=0.0)
-        w = hs.watch(model, optimizer, budget=budget, out=tmp_path, append=True, rules=())
-        with w:
-            train(w, model, optimizer, 2)
-    run = hs.open_run(tmp_path)
-    assert run.header["budget"] == 0.8
-    assert run.coverage is not None
-    assert run.coverage["budget"]["share"] == 0.8
 
 
 def agreed(rank: int) -> tuple[list[int], list[int]]:

@@ -171,17 +171,6 @@ def test_histograms() -> None:
             assert (None if stats.tensor_hist is None else stats.tensor_hist.bins) == bins
 
 
-def test_include_and_exclude() -> None:
-    model = nn.Sequential(network(), network())
-    with watch(model, include=["0", "0.*", "1.2.weight"], exclude=nn.ReLU) as w:
-        names = {(row.name, row.kind) for row in w.coverage()}
-    assert names == {
-        *((name, kind) for name in ("0", "0.0", "0.2") for kind in ("output", "grad_output")),
-        *((f"0.{i}.{name}", "param_grad") for i in (0, 2) for name in ("weight", "bias")),
-        ("1.2.weight", "param_grad"),
-    }
-
-
 def test_steps_are_numbered_and_every_nth_is_recorded() -> None:
     model = network()
     optimizer = Adam(model.parameters())
@@ -275,29 +264,6 @@ def test_latest() -> None:
         w.latest["2.weigth", "param_grad"]
     w.close()
     assert w.latest.step == 4
-
-
-def test_a_model_that_moves_to_another_dtype_and_shape() -> None:
-    model = network()
-    with watch(model, kinds=("output",)) as w:
-        x = torch.randn(2, 3)
-        a = model(x)
-        model.double()
-        b = model(torch.randn(7, 5, 3).double())
-        w.step()
-        assert_stats(w.latest["2", "output"], [a.double(), b], -1)
-        assert w.latest.sites[2].shape == (7, 5, 2)
-        assert w.latest.sites[2].dtype == "float64"
-
-
-def test_a_lazy_model(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.LazyConv1d(4, 1), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(2))
-    with watch(model, kinds=KINDS, out=tmp_path / "run") as w:
-        model(torch.randn(3, 2, 5)).sum().backward()
-        w.step()
-        channels = {site[:2]: site.channels for site in w.latest.sites}
-        assert [channels[name, "output"] for name in "0123"] == [4, 4, 20, 2]
-        assert channels["3.weight", "param_grad"] == 2
 
 
 def test_coverage_reads_well_and_goes_into_json() -> None:

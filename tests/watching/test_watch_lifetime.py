@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import threading
-import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ from support.modules import network
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from hookstats.records.record import StepRecord
 from hookstats.watching.settings import KINDS
 from hookstats.watching.watch import watch
 
@@ -35,16 +31,6 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> list[dict[int, Any]]:
         dict(optimizer._optimizer_step_pre_hooks),
         dict(optimizer._optimizer_step_post_hooks),
     ]
-
-
-def test_a_second_watch_of_a_model() -> None:
-    model = network()
-    with watch(model, kinds=("output",)) as a, watch(model, kinds=("output",), include="0") as b:
-        model(torch.randn(2, 3))
-        a.step()
-        assert len(a.latest) == 3
-        b.step()
-        assert list(b.latest) == [("0", "output")]
 
 
 def test_close_leaves_no_trace() -> None:
@@ -102,26 +88,6 @@ def test_a_closed_watch_says_so() -> None:
     for use in (w.step, w.pause, w.resume, w.__enter__):
         with pytest.raises(ValueError, match="the watch is closed: expected an open one"):
             use()
-
-
-def test_a_watch_goes_on_without_its_handle() -> None:
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    records: list[StepRecord] = []
-    done = threading.Event()
-    watch(model, optimizer, sinks=[lambda record: (records.append(record), done.set())])
-    model(torch.randn(2, 3)).sum().backward()
-    optimizer.step()
-    assert done.wait(10)
-    assert len(records[0]) == 11
-
-
-def test_a_dropped_model_takes_its_watch_along() -> None:
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    w = weakref.ref(watch(model, optimizer))
-    del model, optimizer
-    assert w() is None
 
 
 class Unhookable(nn.Module):
@@ -212,12 +178,3 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         watch(**{"model": model, **arguments})
     assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_an_out_that_cannot_be_written(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("")
-    model = network()
-    with pytest.raises(NotADirectoryError, match=re.escape(str(path))):
-        watch(model, out=path)
-    assert not model[0]._forward_hooks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -258,21 +257,3 @@ def test_the_training_may_number_its_steps(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     assert run.steps == [100, 110]
     assert run.scalars["loss"].values.tolist() == [100, 105, 110]
-
-
-def test_a_distributed_checkpoint_keeps_the_step(tmp_path: Path) -> None:
-    import torch.distributed.checkpoint as dcp
-
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer) as w:
-        for _ in range(3):
-            train(model, optimizer)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of one process
-            dcp.save({"watch": w}, checkpoint_id=tmp_path, no_dist=True)
-    with watch(model, optimizer) as w:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dcp.load({"watch": w}, checkpoint_id=tmp_path, no_dist=True)
-        assert w.open_step == 3

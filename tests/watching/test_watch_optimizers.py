@@ -153,44 +153,6 @@ def test_a_step_closed_by_hand_beside_an_optimizer() -> None:
         assert w.latest.step == 1
 
 
-def test_parameters_that_are_not_the_optimizers() -> None:
-    model = network()
-    optimizer = SGD([*model[0].parameters(), nn.Parameter(torch.ones(1))], lr=0.1)
-    with watch(model, optimizer, kinds=("param",)) as w:
-        optimizer.step()
-        assert [name for name, _ in w.latest] == ["0.weight", "0.bias"]
-        optimizer.add_param_group({"params": model[2].parameters()})
-        optimizer.step()
-        assert len(w.latest) == 4
-
-
-def test_one_optimizer_twice() -> None:
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="optimizer: the same one twice"):
-        watch(model, (optimizer, optimizer))
-
-
-def test_the_use_of_an_optimizer_in_the_backward() -> None:
-    model = network()
-    optimizers: dict[Tensor, torch.optim.Optimizer] = {
-        p: SGD([p], lr=0.1) for p in model.parameters()
-    }
-
-    def step(parameter: Tensor) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(step)
-    with watch(model, list(optimizers.values())) as w:
-        for _ in range(2):
-            model(torch.randn(2, 3)).sum().backward()
-        assert w.coverage().steps == 2
-        assert len(w.latest) == 11
-        assert all(row.missing == 0 for row in w.coverage())
-
-
 @pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize("make", [lambda p: torch.optim.LBFGS(p, max_iter=2), Adam])
 def test_an_optimizer_with_a_closure(
