@@ -121,16 +121,6 @@ def test_watches_of_one_model_do_not_see_each_other() -> None:
         assert_adds_up(outer)
 
 
-@pytest.mark.check
-def test_very_many_modules() -> None:
-    model = nn.Sequential(*(nn.Identity() for _ in range(3000)))
-    with hs.watch(model, kinds=("output",)) as w:
-        model(torch.randn(2, 3))
-        w.step()
-        assert len(w.latest) == len(w.coverage()) == 3000
-        assert w.latest.observed.sum() == 3000
-
-
 # Threads and processes
 
 

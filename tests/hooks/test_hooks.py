@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
 from typing import Any
 
 import pytest
@@ -43,19 +40,6 @@ def test_gradient_of_an_output(name: str, change: str) -> None:
         stats = w.latest["", "grad_output"]
     assert (row.forwards, row.observed, row.backwards, row.missing) == (1, 1, 1, 0)
     assert_stats(stats, [expected], channel_dim)
-
-
-def test_gradient_of_an_output_that_several_use() -> None:
-    module = nn.Linear(6, 5)
-    x = torch.randn(2, 4, 6)
-    with watch(module, kinds=("grad_output",)) as w:
-        y = module(x)
-        (y.sin().sum() + y[:, 1:].square().sum()).backward()
-        w.step()
-        twin = module(x).detach().requires_grad_()
-        (twin.sin().sum() + twin[:, 1:].square().sum()).backward()
-        assert twin.grad is not None
-        assert_stats(w.latest["", "grad_output"], [twin.grad], -1)
 
 
 def test_gradients_of_the_views_of_one_base() -> None:
@@ -171,16 +155,6 @@ def test_each_backward_counts() -> None:
         assert w.latest.observed.tolist() == [3]
 
 
-def test_gradients_that_require_gradients() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-    with watch(model, kinds=("grad_output",)) as w:
-        x = torch.randn(2, 3, requires_grad=True)
-        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        gradient.square().sum().backward()
-        w.step()
-        assert w.coverage()["0", "grad_output"].backwards == 2
-
-
 def test_an_undefined_gradient_is_missing() -> None:
     class Stop(torch.autograd.Function):
         @staticmethod
@@ -212,21 +186,15 @@ def test_a_late_gradient_is_no_part_of_another_step() -> None:
 
 
 def test_a_hook_of_a_stale_view_does_not_crash() -> None:
-    script = """
-import torch
-from hookstats import watch
-model = torch.nn.Identity()
-with watch(model, kinds=("grad_output", "grad_input")) as w:
-    base = torch.ones(3, 4, requires_grad=True) * 1
-    view = base.view(-1)
-    base.mul_(2)
-    (model(view) * 3).sum().backward()
-    w.step()
-    print(*(int(w.latest["", kind].l1_norm.sum()) for kind in ("grad_output", "grad_input")))
-"""
-    command = [sys.executable, "-W", "ignore", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "36 36\n"), done.stderr
+    model = nn.Identity()
+    with watch(model, kinds=("grad_output", "grad_input")) as w:
+        base = torch.ones(3, 4, requires_grad=True) * 1
+        view = base.view(-1)
+        base.mul_(2)
+        (model(view) * 3).sum().backward()
+        w.step()
+        for kind in ("grad_output", "grad_input"):
+            assert w.latest["", kind].l1_norm.sum() == 36
 
 
 def test_mutable_outputs_that_fail_to_be_walked_disable_the_module_alone() -> None:
@@ -254,26 +222,6 @@ def view_of_product(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("hooks_in", ["python"], indirect=True)
-def test_a_gradient_hook_that_cannot_be_set_disables_the_site(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(*args: object) -> None:
-        raise RuntimeError("no hook")
-
-    model = Lambda(view_of_product)
-    x = torch.randn(2, 4, 3, requires_grad=True)
-    monkeypatch.setattr(gradients, "BaseHook", broken)
-    with watch(model, kinds=("output", "grad_output")) as w:
-        with pytest.warns(RuntimeWarning, match="grad_output of ''.*no hook"):
-            model(x).sum().backward()
-        model(x).sum().backward()
-        w.step()
-        assert list(w.latest) == [("", "output")]
-        row = w.coverage()["", "grad_output"]
-        assert row.forwards == row.missing + sum(row.skipped.values()) == 2
-
-
-@pytest.mark.parametrize("hooks_in", ["python"], indirect=True)
 def test_a_gradient_that_fails_leaves_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
         raise RuntimeError("no part")
@@ -286,28 +234,6 @@ def test_a_gradient_that_fails_leaves_the_backward_alone(monkeypatch: pytest.Mon
             model(x).relu_().sum().backward()
         assert x.grad is not None
         assert w.coverage()["", "grad_output"].error == "RuntimeError: no part"
-
-
-def test_modules_that_run_in_several_threads() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
-    x = torch.randn(8, 3)
-
-    def run() -> None:
-        for _ in range(25):
-            model(x).sum().backward()
-
-    with watch(model, kinds=("output", "grad_output", "input", "grad_input")) as w:
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        w.step()
-        for key in w.latest:
-            assert w.latest[key].count.tolist() == [800] * len(w.latest[key])
-        for row in w.coverage():
-            assert row.forwards == row.observed + sum(row.skipped.values()) == 100
-            assert row.missing == 0
 
 
 def test_inference_mode_and_no_grad_mix() -> None:

@@ -12,12 +12,9 @@ import torch
 from support.masked import assert_stats, kept
 from support.modules import Lambda
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
-from hookstats.buffers.double_buffer import DoubleBuffer
-from hookstats.hooks.masks import Masks
 from hookstats.records.reasons import MASK_UNFIT
 from hookstats.runs.run import open_run
 from hookstats.watching.watch import watch
@@ -245,19 +242,6 @@ def test_traces_and_transforms_see_no_mask() -> None:
         model(x, MASK)
         w.step()
         assert int(w.latest["wide", "output"].count[0]) == MASK.sum()
-
-
-def test_a_copy_without_values_is_no_mask() -> None:
-    buffers = DoubleBuffer(None, None)
-    buffers.record(True)
-    masks = Masks(buffers, "padding")
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        made = masks.of_call(MASK)
-    assert made is not None
-    assert made.shape == (0,)
-    made = masks.of_call(MASK)
-    assert made is not None
-    assert torch.equal(made, MASK.bool())
 
 
 def count_of_nodes(model: nn.Module, x: Tensor) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import shutil
@@ -337,15 +336,6 @@ def test_a_parameter_may_lose_its_memory_during_a_kernel(kind: str, one_thread: 
                 optimizer.step()
             assert (w.latest["weight", kind].mean == 1.0).all()
             assert x.stride() == (0, 0)
-
-
-def test_copies_are_inert() -> None:
-    model = convolutional_network()
-    with watch(model, kinds=KINDS) as w:
-        train(model, w.step, 1)
-        twin = copy.deepcopy(model)
-        twin(torch.randn(2, 3, 6, 6))
-        assert w.coverage()["0", "output"].forwards == 1
 
 
 def test_a_graph_outlives_its_watch() -> None:

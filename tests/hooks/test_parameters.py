@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from hookstats.hooks import parameters
-from hookstats.hooks.sites import Site
 from hookstats.watching.watch import watch
 
 pytestmark = pytest.mark.usefixtures("hooks_in")
@@ -301,21 +300,6 @@ def test_a_shared_parameter_counts_once_a_step(reentrant: bool | None) -> None:
             assert row.forwards == row.observed == row.backwards == 3
 
 
-@pytest.mark.filterwarnings(
-    "ignore:optimizer contains a parameter group with duplicate:UserWarning"
-)
-def test_a_parameter_that_an_optimizer_has_twice_counts_twice() -> None:
-    model = nn.Linear(3, 2)
-    optimizer = Idle([model.weight, model.bias, model.weight])
-    with watch(model, optimizer, kinds=GRADIENTS) as w:
-        model(batch(0)).sum().backward()
-        optimizer.step()
-        assert model.weight.grad is not None
-        assert_stats(w.latest["weight", "param_grad"], [model.weight.grad] * 2, 0)
-        row = w.coverage()["weight", "param_grad"]
-        assert (row.forwards, row.observed, row.error) == (2, 2, None)
-
-
 def test_parameters_that_the_optimizer_gets_later() -> None:
     model = tanh_network()
     optimizer = SGD(model[0].parameters(), lr=0.1)
@@ -329,18 +313,6 @@ def test_parameters_that_the_optimizer_gets_later() -> None:
             optimizer.step()
             assert_gradients(w.latest, expected)
         assert w.coverage()["2.weight", "param_grad"].forwards == 2
-
-
-def test_another_parameter_in_the_place_of_a_dead_one() -> None:
-    """Parameters are known by their address, which another one may have after their death."""
-    model = nn.ParameterList([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))])
-    other = nn.Parameter(torch.ones(3))
-    optimizer = Idle([*model, other])
-    with watch(model, optimizer, kinds=("param",)) as w:
-        first, second = w._observers.parameters._watched
-        w._observers.parameters._by_id = {id(model[0]): first, id(other): second}
-        optimizer.step()
-        assert list(w.latest) == [("0", "param")]
 
 
 def test_gradients_are_let_go() -> None:
@@ -384,31 +356,6 @@ def test_one_that_fails_is_disabled_alone(monkeypatch: pytest.MonkeyPatch) -> No
         assert_reconciles(w)
 
 
-def test_an_interrupted_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tanh_network()
-    optimizer = Idle(model.parameters())
-    real = Site.prepare
-
-    def interrupted(site: Site, tensor: Tensor) -> Tensor | str:
-        if site.name == "2.weight":
-            raise KeyboardInterrupt
-        return real(site, tensor)
-
-    with watch(model, optimizer, kinds=GRADIENTS) as w:
-        model(batch(0)).sum().backward()
-        monkeypatch.setattr(Site, "prepare", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            optimizer.step()
-        monkeypatch.undo()
-        optimizer.step()  # of the same step, which is a gap
-        model(batch(1)).sum().backward()
-        expected = gradients(model)
-        optimizer.step()
-        assert w.latest.step == 1
-        assert_gradients(w.latest, expected)
-        assert (w.latest.observed == 1).all()
-
-
 def test_a_lost_device_is_not_hushed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where it might work at the second try."""
     real = parameters.update_many_
@@ -425,16 +372,3 @@ def test_a_lost_device_is_not_hushed_up(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(parameters, "update_many_", broken)
         with pytest.raises(torch.AcceleratorError):
             optimizer.step()
-
-
-@in_python
-def test_steps_that_are_not_recorded_accumulate_nothing() -> None:
-    model = tanh_network()
-    optimizer = Idle(model.parameters())
-    model(batch(0)).sum().backward()
-    with watch(model, optimizer, kinds=GRADIENTS, every=2) as w:
-        for step in range(4):
-            with Calls() as calls:
-                optimizer.step()
-            assert ("hookstats.update_many_.default" in calls.names) == (step % 2 == 0)
-        assert w.coverage()["0.weight", "param_grad"].forwards == 2

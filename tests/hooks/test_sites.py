@@ -12,7 +12,6 @@ from hookstats.buffers import double_buffer as accumulators
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.readable import unreadable
 from hookstats.hooks.sites import Site
-from hookstats.hooks.widths import Sites
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.stats.bins import LogBins
 
@@ -32,12 +31,6 @@ def close(buffers: DoubleBuffer) -> StepRecord:
     closed = buffers.close()
     assert closed is not None
     return closed.to_record(0, 0)
-
-
-def assert_adds_up(site: Site) -> None:
-    assert site.counts.forwards == site.counts.observed + site.counts.missing + sum(
-        site.counts.skipped.values()
-    )
 
 
 def test_observe(buffers: DoubleBuffer) -> None:
@@ -73,17 +66,6 @@ def test_odd_tensors_are_observed(buffers: DoubleBuffer, x: Tensor) -> None:
     assert site.counts.observed == 1
     assert_stats(close(buffers)["", "output"], [x], last(x.dim()))
     assert x._version == version
-
-
-def test_the_state_of_a_tensor_that_requires_grad_is_outside_of_autograd(
-    buffers: DoubleBuffer,
-) -> None:
-    site = Site(buffers, "", "output", last)
-    found = site.prepare(torch.randn(2, 3, requires_grad=True) * 2)
-    assert not isinstance(found, str)
-    parts = [part for state in found[1].states for part in state if part is not None]
-    assert parts
-    assert all(part.grad_fn is None and not part.requires_grad for part in parts)
 
 
 def test_the_operator_gets_detached_tensors(
@@ -200,30 +182,6 @@ def test_a_dimension_that_is_not_there_is_skipped(buffers: DoubleBuffer) -> None
     assert (site.counts.observed, site.counts.skipped) == (1, {"no dimension 2": 1})
 
 
-def test_the_channel_dimension_follows_the_number_of_dimensions(buffers: DoubleBuffer) -> None:
-    site = Site(buffers, "", "output", lambda ndim: 1 if ndim == 4 else ndim - 1)
-    x, y = torch.randn(2, 3, 5, 5), torch.randn(7, 3)
-    site.observe(x)
-    site.observe(y)
-    together = torch.cat((x.movedim(1, -1).reshape(-1, 3), y))
-    assert_stats(close(buffers)["", "output"], [together], 1)
-
-
-def test_warnings_made_errors_do_not_reach_the_training(
-    buffers: DoubleBuffer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*args: object) -> None:
-        raise RuntimeError("out of order")
-
-    monkeypatch.setattr(accumulators, "update_", broken)
-    site = Site(buffers, "fc", "output", last)
-    for _ in range(2):
-        site.observe(torch.ones(2, 3))
-    message = "hookstats no longer records output of 'fc': RuntimeError: out of order"
-    assert caplog.messages == [message]
-    assert site.counts.skipped == {"disabled": 2}
-
-
 def test_a_site_that_fails_is_disabled_and_warned_of_once(
     buffers: DoubleBuffer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,19 +216,6 @@ def test_a_lost_device_is_not_hushed_up(
     monkeypatch.setattr(accumulators, "update_", broken)
     with pytest.raises(torch.AcceleratorError):
         site.observe(torch.ones(2, 3))
-
-
-def test_rows(buffers: DoubleBuffer) -> None:
-    sites = Sites(buffers, "fc", "output", last)
-    (row,) = sites.rows()
-    assert (row.name, row.kind, row.forwards, row.skipped) == ("fc", "output", 0, {})
-    sites["[1]"].first.observe(torch.ones(2, 3))
-    sites[".aux"].first.counts.skip("recomputation")
-    assert [(row.kind, row.forwards) for row in sites.rows()] == [
-        ("output[1]", 1),
-        ("output.aux", 1),
-    ]
-    assert sites.rows()[1].skipped == {"recomputation": 1}
 
 
 def test_a_tensor_with_torch_function_is_read_without_calling_it(buffers: DoubleBuffer) -> None:
