@@ -57,14 +57,3 @@ def test_one_graph_of_a_model_that_is_captured_is_refused() -> None:
     ):
         whole(torch.ones(1, 3))
     assert whole(torch.ones(1, 3)).shape == (1, 3)
-
-
-def test_code_compiled_before_is_compiled_again() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-    compiled = torch.compile(lambda x: model(x) * 2, backend="eager")
-    compiled(torch.ones(1, 3))
-    with pytest.warns(RuntimeWarning, match="compiled before the hooks were set"):
-        c = hs.capture(model)
-    compiled(torch.ones(1, 3))
-    assert len(c["1", "output"]) == 1
-    c.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 import hookstats as hs
 from hookstats.hooks.attach import MODULE_KINDS
-from hookstats.tensors.capture_handles import Capture
 from hookstats.tensors.captured import CapturedCall
 
 
@@ -53,25 +51,6 @@ def test_calls_that_raise_do_not_pile_up() -> None:
     assert c.dropped == 99
 
 
-def test_calls_that_raise_hold_no_more_than_max_bytes() -> None:
-    def broken(x: Tensor) -> Tensor:
-        raise ZeroDivisionError
-
-    model = Lambda(broken)
-    errors: list[Exception] = []  # whose frames keep the arguments of the calls
-    inputs: list[weakref.ref[Tensor]] = []
-    with hs.capture(model, include="", kinds=("input", "output"), max_bytes=4) as c:
-        for i in range(3):
-            try:
-                model(torch.full((1,), float(i)))
-            except ZeroDivisionError as error:
-                errors.append(error)
-            inputs.append(weakref.ref(c["", "input"][-1]))
-        assert [one() is None for one in inputs] == [True, True, False]
-    c.clear()
-    assert [one() is None for one in inputs] == [True, True, True]
-
-
 def test_a_device_that_is_not_there_disables_with_a_warning() -> None:
     model = nn.Linear(3, 3)
     with hs.capture(model, kinds=("output",), device="xpu") as c:
@@ -80,37 +59,6 @@ def test_a_device_that_is_not_there_disables_with_a_warning() -> None:
         assert torch.equal(model(torch.ones(1, 3)), y)
     assert c["", "output"] == [None]
     assert c.nbytes == 0
-
-
-def test_a_capture_that_begins_and_ends_inside_hooks() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-    captures: list[Capture] = []
-    first = model[0].register_forward_hook(
-        lambda *args: captures.append(hs.capture(model, kinds=MODULE_KINDS))
-    )
-    model(torch.ones(2, 3)).sum().backward()
-    first.remove()
-    (c,) = captures
-    assert {name for name, _ in c} == {"1", "2"}
-    last = model[1].register_forward_hook(lambda *args: c.close())
-    model(torch.ones(2, 3)).sum().backward()
-    last.remove()
-    assert len(c["1", "output"]) == 2
-    assert len(c["2", "output"]) == 1
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_hooks_that_torch_calls_although_they_were_removed_do_nothing(when: str) -> None:
-    model = nn.Tanh()
-    c = hs.capture(model, kinds=("input", "output") if when == "before" else ("output",))
-    if when == "before":
-        handle = model.register_forward_pre_hook(lambda *args: c.close(), prepend=True)
-    else:
-        handle = model.register_forward_hook(lambda *args: c.close(), prepend=True)
-    model(torch.ones(1))
-    handle.remove()
-    assert c.calls() == []
-    assert {row.forwards for row in c.coverage()} == {0}
 
 
 def test_modules_that_run_in_several_threads() -> None:
@@ -144,30 +92,6 @@ def test_modules_that_run_in_several_threads() -> None:
             call.grad_input, slope @ model[0].weight.detach(), rtol=1e-5, atol=1e-6
         )
     assert_adds_up(c)
-
-
-def test_threads_whose_arguments_a_hook_replaces() -> None:
-    first_in, second_in, first_out = (threading.Event() for _ in range(3))
-
-    def forward(x: Tensor) -> Tensor:
-        (second_in if x else first_in).set()
-        assert (first_out if x else second_in).wait(30)
-        return x + 1
-
-    model = Lambda(forward)
-    with hs.capture(model, include="", kinds=("input", "output")) as c:
-        model.register_forward_pre_hook(
-            lambda module, args, kwargs: (args, {**kwargs}), with_kwargs=True
-        )
-        first = threading.Thread(target=model, args=(torch.tensor(0.0),))
-        second = threading.Thread(target=model, args=(torch.tensor(1.0),))
-        first.start()
-        assert first_in.wait(30)
-        second.start()
-        first.join()  # while the second is inside
-        first_out.set()
-        second.join()
-    assert [(float(call.input), float(call.output)) for call in c.calls()] == [(0, 1), (1, 2)]
 
 
 def test_replicas_of_data_parallel_are_calls_of_the_module() -> None:

@@ -15,7 +15,6 @@ from support.expected import assert_adds_up
 from support.modules import Lambda
 from support.zoo import MODELS, assert_same, train
 from torch import Tensor, distributed, nn
-from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hookstats as hs
@@ -77,31 +76,6 @@ def test_dispatch_modes_do_not_see_it() -> None:
     assert called(captured=True) == called(captured=False)
 
 
-def test_a_selective_checkpoint_that_saves_copies_saves_none_of_ours() -> None:
-    def save_copies(ctx: object, op: object, *args: object, **kwargs: object) -> Any:
-        copies = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
-        policies = checkpoint.CheckpointPolicy
-        return policies.MUST_SAVE if op in copies else policies.PREFER_RECOMPUTE
-
-    def run(captured: bool) -> Tensor:
-        torch.manual_seed(0)
-        block = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), Lambda(lambda x: x.clone() ** 2))
-        c = hs.capture(block) if captured else None
-        x = torch.randn(2, 3, requires_grad=True)
-        y = checkpoint.checkpoint(
-            block,
-            x,
-            use_reentrant=False,
-            context_fn=lambda: checkpoint.create_selective_checkpoint_contexts(save_copies),
-        )
-        y.sum().backward()
-        assert c is None or len(c["1", "output"]) == 1
-        assert x.grad is not None
-        return x.grad
-
-    assert torch.equal(run(captured=True), run(captured=False))
-
-
 # Memory
 
 
@@ -120,30 +94,6 @@ def test_no_hook_keeps_a_tensor_alive(shape: tuple[int, ...], use: str) -> None:
         del x, y, z, leaf, loss
         # By their reference counts alone: the collector is not asked.
         assert [reference() for reference in alive] == [None] * 5
-
-
-def test_a_captured_tensor_is_let_go() -> None:
-    x = torch.randn(3, requires_grad=True)
-    y = x * 2
-    alive = weakref.ref(y)
-    with hs.capture(y) as c:
-        y.sum().backward()
-        del y
-        assert alive() is None
-    assert len(c.grads) == 1
-
-
-def test_a_graph_does_not_keep_what_was_captured() -> None:
-    model = nn.Linear(3, 3)
-    x = torch.randn(2, 3, requires_grad=True)
-    c = hs.capture(model, kinds=MODULE_KINDS)
-    loss = model(x).sum()
-    alive = [weakref.ref(call) for call in c.calls()]
-    c.close()
-    del c
-    gc.collect()
-    assert [call() for call in alive] == [None]
-    loss.backward()
 
 
 def test_a_capture_does_not_keep_the_model() -> None:
@@ -228,18 +178,6 @@ def test_outputs_of_a_forward_without_a_graph(mode: Callable[[], Any]) -> None:
     assert c["", "grad_output"][1] is not None
 
 
-def test_autocast() -> None:
-    model = nn.Linear(3, 3)
-    with torch.autocast("cpu", torch.bfloat16), hs.capture(model, kinds=MODULE_KINDS) as c:
-        model(torch.ones(2, 3)).float().sum().backward()
-    (call,) = c.calls()
-    assert (call.input.dtype, call.output.dtype, call.grad_output.dtype) == (
-        torch.float32,
-        torch.bfloat16,
-        torch.bfloat16,
-    )
-
-
 @pytest.mark.parametrize("transform", ["grad", "vmap", "jvp", "trace"])
 def test_transforms_are_skipped_and_counted(transform: str) -> None:
     model = nn.Tanh()
@@ -259,40 +197,6 @@ def test_transforms_are_skipped_and_counted(transform: str) -> None:
     if transform == "trace":
         with pytest.raises(KeyError, match=r"was not called yet.*do not count: torch\.jit\.trace"):
             c["", "output"]
-
-
-def test_fake_tensors_are_skipped() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        model = nn.Linear(3, 3)
-        with hs.capture(model) as c:
-            model(torch.ones(2, 3)).sum().backward()
-    assert c["", "output"] == [None]
-    assert next(iter(c.coverage())).skipped == {"FakeTensor": 1}
-
-
-def test_gradients_without_memory_are_skipped() -> None:
-    model = nn.Tanh()
-    with hs.capture(model) as c:
-        x = torch.randn(3, requires_grad=True)
-        y = model(x)
-        torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
-    rows = {row.kind: row for row in c.coverage()}
-    assert rows["output"].observed == 1
-    assert rows["grad_output"].observed == 0
-    assert_adds_up(c)
-
-
-def test_a_scripted_part_is_said_to_be_out_of_reach() -> None:
-    model = nn.Sequential(nn.Tanh(), torch.jit.script(nn.Sequential(nn.ReLU())))
-    with pytest.warns(RuntimeWarning, match="a ScriptModule takes no hooks"):
-        c = hs.capture(model, kinds=("output",))
-    model(torch.ones(1))
-    assert len(c["0", "output"]) == 1
-    with pytest.raises(KeyError, match=r"'1\.0' has no call that ended yet"):
-        c["1.0", "output"]
-    c.close()
 
 
 def test_of_a_distributed_tensor_this_ranks_part_is_kept(tmp_path: Path) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import pickle
 from typing import Any
 
 import pytest
 import torch
 from support.expected import same
 from support.modules import convolutional
-from torch import Tensor, nn
 
 import hookstats as hs
 from hookstats.hooks.attach import MODULE_KINDS
@@ -84,45 +82,6 @@ def test_copies_of_a_captured_model_are_not_captured() -> None:
             hooks = [*twin[0]._forward_hooks.values(), *twin[0]._forward_pre_hooks.values()]
             assert not any("hookstats" in str(hook) for hook in hooks)
         assert c.calls() == []
-
-
-def copies(value: Any) -> list[Any]:
-    return [copy.deepcopy(value), pickle.loads(pickle.dumps(value))]
-
-
-def test_copies_of_a_model_that_holds_its_capture() -> None:
-    class Holder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(3, 2)
-            self.c = hs.capture(self.fc, key=lambda name, module: name)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.fc(x)
-            return y
-
-    model = Holder()
-    x = torch.ones(1, 3)
-    model(x).sum().backward()
-    twin = copy.deepcopy(model)
-    assert torch.equal(twin(x), model(x))
-    assert (twin.c.calls(), list(twin.c), twin.c.nbytes, twin.c.dropped) == ([], [], 0, 0)
-    assert len(model.c.calls()) == 2
-    for c in (twin.c, *copies(model.c)):
-        with pytest.raises(ValueError, match="the capture is closed"), c:
-            pass
-        c.close()
-
-
-def test_copies_of_a_tensors_capture() -> None:
-    y = torch.ones(2, requires_grad=True) * 1
-    with hs.capture(y) as c:
-        for twin in copies(c):
-            y.sum().backward(retain_graph=True)
-            with pytest.raises(RuntimeError, match="grads: no gradient arrived yet"):
-                twin.grads  # noqa: B018
-            twin.close()
-    assert len(c.grads) == 2
 
 
 def test_two_captures_of_a_model_do_not_see_each_other() -> None:

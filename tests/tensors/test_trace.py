@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from support.traced import NAMES, SCALE, Block, X, names
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookstats.tensors.edit import edit
 from hookstats.tensors.trace import trace
 
 
@@ -168,27 +166,6 @@ def test_wrappers_are_left_out() -> None:
     assert [call.depth for call in result.calls] == [0, 1]
 
 
-def test_threads_have_depths_of_their_own(block: Block) -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Slow(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            inside.set()
-            assert go_on.wait(60)
-            return x
-
-    slow = nn.Sequential(Slow())
-    with trace() as result:
-        thread = threading.Thread(target=slow, args=(X,))
-        thread.start()
-        assert inside.wait(60)
-        block(X, scale=SCALE)
-        go_on.set()
-        thread.join()
-    assert [call.depth for call in result.calls if call.name == "Block"] == [0]
-    assert all(call.outputs is not None for call in result.calls)
-
-
 # Exceptions.
 
 
@@ -278,21 +255,6 @@ def test_recomputations_are_left_out() -> None:
         assert all(call.outputs is not None for call in result.calls)
 
 
-def test_a_recomputation_inside_of_a_call_of_the_same_module() -> None:
-    class Nested(nn.Module):
-        def forward(self, x: Tensor, nested: bool) -> Tensor:
-            if nested:
-                inner = x[:2].detach().requires_grad_()
-                y: Tensor = checkpoint(self, inner, False, use_reentrant=False)
-                y.sum().backward()
-            return x.sin()
-
-    outer, first = trace(Nested(), X, True).calls
-    assert outer.output is not None
-    assert first.output is not None
-    assert (outer.output.shape, first.output.shape) == ((5, 3), (2, 3))
-
-
 def test_what_cannot_be_read_has_a_shape_alone() -> None:
     class Odd(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -325,18 +287,6 @@ def test_a_copy_made_in_the_block_records_nothing(block: Block) -> None:
     with trace(block) as result:
         copy.deepcopy(block)(X, scale=SCALE)
     assert names(result) == []
-
-
-def test_edits_that_came_before_are_seen() -> None:
-    model = nn.Sequential(nn.Linear(3, 3))
-    plain = trace(model, X).calls[1].mean
-    assert plain is not None
-    with edit(model[0], lambda t: t + 1):
-        edited = trace(model, X).calls[1].mean
-        with trace() as everything:
-            model(X)
-    assert edited == pytest.approx(plain + 1)
-    assert [call.mean for call in everything.calls] == pytest.approx([edited, plain])
 
 
 def test_a_frozen_model_has_no_gradients(block: Block) -> None:
