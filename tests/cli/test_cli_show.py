@@ -11,7 +11,7 @@ from support.commands import call, healthy, write_run
 from support.samples import record_of, sample
 
 from hookstats import open_run, rules
-from hookstats.records.alerts import Alert, Severity, incidents_of
+from hookstats.records.alerts import Alert, Severity
 from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import AlertEntry, AlertFile
 from hookstats.runs.files import RunDirectory
@@ -170,19 +170,3 @@ def test_a_late_error_is_not_hidden_behind_notes(tmp_path: Path) -> None:
     shown = call("show", run, "--alerts", 2).words[-3:]
     assert shown == ["6 incidents, the worst 2:", "r0: note", "r5: error"]
     assert call("top", run).words[-1] == "r5: error"
-
-
-def test_the_first_alerts_are_shown_as_they_have_the_cause(tmp_path: Path) -> None:
-    died = [
-        {(f"layer{i}", "output"): (torch.full((128, 8), float(step < i)), 1) for i in range(9)}
-        for step in range(40)
-    ]
-    records = [record_of(layers, step) for step, layers in enumerate(died)]
-    run = write_run(tmp_path / "run", *records)
-    found = [str(incident) for incident in incidents_of(rules.replay(open_run(run)))]
-    assert found
-    for limit in (1, len(found)):
-        result = call("show", run, "--alerts", limit, "--rules", "default")
-        helps = f"; what helps: {rules.DeadChannels.advice}"
-        assert result.out.splitlines()[-limit:] == [one + helps for one in found[:limit]]
-    assert call("top", run, "--rules", "default").out.splitlines()[-1] in found

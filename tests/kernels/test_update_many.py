@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -136,16 +135,6 @@ def test_every_tensor_is_held_to_the_oracle(update: Update) -> None:
 
 
 @pytest.mark.parametrize("update", UPDATES)
-def test_calls_accumulate(update: Update) -> None:
-    first, second = torch.randn(2, 5, 3), torch.randn(2, 5, 4)
-    states = empty_states([*first], 0, LOG, LINEAR)
-    update(*arguments([*first], 0, states, LOG, LINEAR))
-    update(*arguments([*second], 0, states, LOG, LINEAR))
-    for got, x, y in zip(states, first, second, strict=True):
-        check(got, torch.cat((x, y), 1), 0, LOG, LINEAR)
-
-
-@pytest.mark.parametrize("update", UPDATES)
 def test_no_tensors_are_nothing_to_do(update: Update) -> None:
     for bins, channel_bins in BINS:
         update(*arguments([], 0, [], bins, channel_bins))
@@ -242,26 +231,6 @@ def test_compiled_graphs_keep_the_update() -> None:
     step(second)
     check(states[0], torch.cat((first, second)), 1, LOG, LINEAR)
     check(states[1], torch.cat((first, second)) * 2, 1, LOG, LINEAR)
-
-
-def test_meta_tensors_pass_through() -> None:
-    x = torch.empty(4, 3, device="meta")
-    moments, tallies = state.identity_moments(4, "meta"), state.identity_tallies(4, "meta")
-    assert ops.update_many_([x], 0, [moments], [tallies], [], None, [], None) is None
-
-
-def test_the_fallback_warns_once_a_device_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "hookstats::update_many_"
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutograd")
-    monkeypatch.setattr(ops, "_warned", set())
-    xs = [torch.randn(10, 3), torch.randn(4)]
-    with pytest.warns(RuntimeWarning, match="no kernel for device type 'cpu': the slow PyTorch"):
-        got = accumulate_many(ops._fallback_many, xs, 0, LOG)
-    check(got[1], xs[1], 0, LOG)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        accumulate_many(ops._fallback_many, xs, 0)
-        ops._fallback_many([], 0, [], [], [], None, [], None)
 
 
 def good() -> dict[str, Any]:

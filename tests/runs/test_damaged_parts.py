@@ -13,7 +13,6 @@ from support.commands import parts_of, write_run
 from support.samples import assert_same, sample
 
 from hookstats.runs.run import Run, open_run
-from hookstats.show.overview import overview
 
 
 def flip_in_column(part: Path, name: str) -> None:
@@ -128,26 +127,6 @@ def test_damaged_channels_leave_the_tensors(tmp_path: Path) -> None:
     assert_same(run[1], sample(1))
 
 
-def test_flipped_bytes_are_never_taken_for_data(tmp_path: Path) -> None:
-    (part,) = parts_of(write_run(tmp_path, sample(0)))
-    content, whole = part.read_bytes(), open_run(tmp_path)[0]
-    errors = []
-    for position in range(4, len(content) - 8, 37):
-        flipped = bytearray(content)
-        flipped[position] ^= 0x10
-        part.write_bytes(flipped)
-        try:
-            run = open_run(tmp_path)
-            record, mean = run[0], run.series()["whole", "param_grad"].mean
-        except ValueError as error:
-            errors.append(error)
-        else:  # a byte of no consequence
-            assert_same(record, whole)
-            assert mean[0] == whole["whole", "param_grad"].mean[0]
-    assert len(errors) > 100
-    assert all(f"{part.name}: damaged, or not written by" in str(error) for error in errors)
-
-
 def test_a_part_that_vanishes_takes_its_steps_with_it(tmp_path: Path) -> None:
     first, _ = parts_of(write_run(tmp_path, sample(0), sample(1)))
     run = open_run(tmp_path)
@@ -177,14 +156,3 @@ def test_a_step_of_which_every_part_turns_out_to_be_damaged_is_named(tmp_path: P
         pytest.raises(KeyError, match=rf"step 0: .*{tmp_path.name} has no steps"),
     ):
         run[0]
-
-
-def test_the_overview_names_a_run_whose_every_part_turns_out_to_be_damaged(tmp_path: Path) -> None:
-    (part,) = parts_of(write_run(tmp_path, sample(0)))
-    flip_in_column(part, "nan")
-    run = open_run(tmp_path, skip_damaged=True)
-    with (
-        pytest.warns(RuntimeWarning, match="left out"),
-        pytest.raises(ValueError, match=rf"{tmp_path.name}: expected a run with steps"),
-    ):
-        overview(run)

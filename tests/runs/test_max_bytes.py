@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from hookstats.records.alerts import Alert, Severity
 from hookstats.records.record import StepRecord
 from hookstats.rules import NonFinite
 from hookstats.runs.alerts import AlertEntry
-from hookstats.runs.files import RunDirectory
 from hookstats.runs.writer import RunWriter
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
@@ -177,55 +175,6 @@ def test_parts_are_small_beside_the_limit(tmp_path: Path, part_bytes: int) -> No
     assert open_run(tmp_path).steps == list(range(150))
 
 
-def test_the_newest_part_stays_even_if_it_alone_is_too_large(tmp_path: Path) -> None:
-    writer = writer_of(tmp_path, 1)
-    for step in range(5):
-        writer.write(record(step))
-    assert open_run(tmp_path).steps == [4]
-    assert open_run(tmp_path).thinned == 4
-
-
-def test_temporary_files_that_stay_are_counted(
-    tmp_path: Path, part_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    temporary = tmp_path / "tensors" / ".00000.00000-000000-000000000000.parquet.0123abcd.tmp"
-    temporary.parent.mkdir()
-    temporary.write_bytes(bytes(4 * part_bytes))
-    unlink = Path.unlink
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        if path == temporary:
-            raise PermissionError(errno.EPERM, "not permitted", str(path))
-        unlink(path, missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    writer = writer_of(tmp_path, 8 * part_bytes)
-    for step in range(10):
-        writer.write(record(step))
-        assert size(tmp_path) <= 8 * part_bytes
-    assert temporary.exists()
-    assert 3 <= len(open_run(tmp_path)) <= 4
-
-
-def test_what_the_disk_does_not_take_is_not_counted_as_thinned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = writer_of(tmp_path, 1 << 20)
-    with monkeypatch.context() as patches:
-        patches.setattr(RunDirectory, "write", refuse_file)
-        with pytest.raises(OSError, match="full"):
-            writer.write(record(0))
-        with pytest.raises(OSError, match="full"):
-            writer.close()
-        assert json.loads((tmp_path / "run-00000.json").read_text())["thinned"] == 0
-    writer.close()
-    assert open_run(tmp_path).steps == [0]
-
-
-def refuse_file(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, "the disk is full")
-
-
 def test_a_reader_beside_sees_steps_go(tmp_path: Path, part_bytes: int) -> None:
     writer = writer_of(tmp_path, int(6.5 * part_bytes))
     for step in range(6):
@@ -240,19 +189,6 @@ def test_a_reader_beside_sees_steps_go(tmp_path: Path, part_bytes: int) -> None:
         run[1]
     assert [batch["step"][0].as_py() for batch in batches] == [4]  # of those it knew, what is left
     assert run[19].step == 19
-
-
-def test_watch_keeps_to_it(tmp_path: Path) -> None:
-    model = nn.Linear(3, 4)
-    w = watch(model, kinds=["output"], out=tmp_path, max_bytes=20_000)
-    for _ in range(12):
-        model(torch.randn(2, 3))
-        w.step()
-        w._recorder.drain()  # a part a step
-    w.close()
-    run = open_run(tmp_path)
-    assert size(tmp_path) <= 20_000
-    assert run.thinned == 12 - len(run) > 0
 
 
 @pytest.mark.parametrize("max_bytes", [0, -1, float("nan")])

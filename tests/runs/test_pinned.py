@@ -98,26 +98,6 @@ def test_a_run_that_takes_the_place_gets_nothing_of_the_one_before(place: Path) 
     assert run.coverage == {"rows": []}
 
 
-def test_a_cell_that_removes_the_run_and_watches_anew(place: Path) -> None:
-    """As in a notebook: the old watch is not closed."""
-
-    def cell(steps: int) -> Any:
-        shutil.rmtree("out", ignore_errors=True)
-        model = nn.Linear(2, 2)
-        one = watch(model, out="out", rules=())
-        for _ in range(steps):
-            model(torch.ones(1, 2))
-            one.step()
-        return one
-
-    old, new = cell(30), cell(7)
-    with pytest.warns(RuntimeWarning, match="another directory has taken .* are lost") as told:
-        old.close()
-    assert len(told) == 1
-    new.close()
-    assert open_run("out").steps == list(range(7))
-
-
 def test_a_link_that_is_made_and_called_there_already_is_made(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
