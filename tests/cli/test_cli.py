@@ -117,25 +117,28 @@ def test_a_mistyped_command_names_similar_ones(arguments: list[str], said: str) 
 HEAVY = {"numpy", "torch", "pyarrow", "rich", "matplotlib", "pandas", "sklearn", "inspect"}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["--version"], ["shwo"], ["show"], *([name, "--help"] for name in COMMANDS)],
-    ids=" ".join,
-)
-def test_help_and_mistakes_import_no_large_library(arguments: list[str]) -> None:
+def test_help_and_mistakes_import_no_large_library() -> None:
+    asked = [
+        ["--help"],
+        ["--version"],
+        ["shwo"],
+        ["show"],
+        *([name, "--help"] for name in COMMANDS),
+    ]
     code = (
         "import runpy, sys\n"
-        f"sys.argv = ['hookstats', *{arguments!r}]\n"
-        "try:\n"
-        "    runpy.run_module('hookstats', run_name='__main__')\n"
-        "except SystemExit:\n"
-        "    pass\n"
-        f"heavy = {HEAVY!r} & sys.modules.keys()\n"
-        "assert not heavy, heavy\n"
+        f"for arguments in {asked!r}:\n"
+        "    sys.argv = ['hookstats', *arguments]\n"
+        "    try:\n"
+        "        runpy.run_module('hookstats', run_name='__main__')\n"
+        "    except SystemExit:\n"
+        "        pass\n"
+        f"    heavy = {HEAVY!r} & sys.modules.keys()\n"
+        "    assert not heavy, (arguments, heavy)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "hookstats" in done.stdout + done.stderr
+    assert (done.stdout + done.stderr).count("usage: hookstats") >= len(COMMANDS)
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from support.commands import call, healthy, write_run
 from support.samples import CHANNEL_BINS, record_of, sample
 
-from hookstats.cli import output
 from hookstats.records.sparse import SparseCounts
 
 HEAD = ("head", "output")
@@ -130,29 +127,6 @@ def test_the_list_may_be_shortened(a: Path, tmp_path: Path) -> None:
     assert len(call("compare", a, b).words) == len(result.words) + 3
 
 
-def test_a_narrow_terminal_has_a_line_for_each_site(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Names are elided, never wrapped."""
-    names = [f"transformer.h.{i}.attention.projection_{side}" for i in range(6) for side in "qk"]
-    runs = [
-        write_run(
-            tmp_path / name,
-            record_of({(site, "grad_output"): (torch.ones(4, 4) * value, 1) for site in names}),
-        )
-        for name, value in (("a", 1.0), ("b", 2.0))
-    ]
-    file = io.StringIO()
-    console = Console(file=file, width=80, height=24, force_terminal=True, color_system=None)
-    monkeypatch.setattr(output, "stdout", lambda: console)
-    assert call("compare", *runs).code == 1
-    lines = file.getvalue().splitlines()
-    rows = lines[-len(names) :]
-    assert max(map(len, lines[2:])) <= 80
-    assert len({row.split()[0] for row in rows}) == len(names)
-    assert all(" grad_output " in row and row.split()[-2] == "x2" for row in rows)
-
-
 def test_other_bins_are_said(a: Path, tmp_path: Path) -> None:
     tensors = healthy(0).tensors._replace(hist=SparseCounts.empty(6))
     coarse = replace(healthy(0), bins=CHANNEL_BINS, tensors=tensors)
@@ -161,16 +135,6 @@ def test_other_bins_are_said(a: Path, tmp_path: Path) -> None:
     assert result.code == 0
     assert result.words[0].startswith("bins differ (LogBins(")
     assert result.words[0].endswith("): histograms are not compared")
-
-
-def test_a_damaged_part_is_an_error(a: Path, tmp_path: Path) -> None:
-    b = write_run(tmp_path / "b", *map(healthy, range(5)))
-    part = sorted((b / "tensors").iterdir())[3]
-    part.write_bytes(part.read_bytes()[:-100])
-    result = call("compare", a, b)
-    assert (result.code, result.out) == (2, "")
-    assert str(part) in result.err
-    assert result.err.count("\n") == 1
 
 
 def test_names_are_printed_as_they_are(tmp_path: Path) -> None:

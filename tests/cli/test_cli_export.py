@@ -136,13 +136,6 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert len(rows(out)) == 2
 
 
-def test_a_directory_is_no_file_to_write(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.csv"
-    out.mkdir()
-    result = call("export", run, "-o", out)
-    assert result == (2, "", f"hookstats export: error: {out}: Is a directory\n")
-
-
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize("dangling", [False, True])
 def test_a_link_stays_and_its_file_is_written(
@@ -173,11 +166,3 @@ def test_a_pipe_is_written_to_and_stays(suffix: str, run: Path, tmp_path: Path) 
     assert pipe.is_fifo()
     call("export", run, "-o", plain)
     assert got == [plain.read_bytes()]
-
-
-def test_a_report_is_written_through_a_link(run: Path, tmp_path: Path) -> None:
-    target, link = tmp_path / "target.html", tmp_path / "link.html"
-    link.symlink_to(target.name)
-    assert call("report", run, "-o", link).code == 0
-    assert link.is_symlink()
-    assert target.read_text().startswith("<!")

@@ -302,17 +302,6 @@ def test_repr_is_short() -> None:
     assert repr(s.hist).startswith("Histogram(channels=1, bins=LogBins(")
 
 
-def test_the_input_is_left_alone() -> None:
-    leaf = normal(4, 3).requires_grad_()
-    x = leaf * 1
-    bits, version, node = x.detach().clone(), x._version, x.grad_fn
-    s = channel_stats(x, 1, LogBins())
-    assert torch.equal(x, bits)
-    assert x._version == version
-    assert x.grad_fn is node
-    assert not s.moments.requires_grad
-
-
 def test_inference_tensors_and_negative_bits() -> None:
     with torch.inference_mode():
         x = normal(4, 3)
