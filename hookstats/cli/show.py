@@ -1,5 +1,9 @@
 """show: print one step of a run as a table, and the incidents up to that step.
 
+Unless you choose a step, layers, kinds or an order, the table opens on the worst incident: on its
+step and its kind of tensor, with its layer first and the others sorted by the statistic that its
+rule looked at. Of a run without warnings or errors, the table shows the last step.
+
 examples:
   hookstats show runs/a
   hookstats show runs/a --step 100 --kind output
@@ -9,9 +13,18 @@ examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hookstats.cli.arguments import add_rank, add_rules, add_run, add_selection, natural
 from hookstats.show.sorts import SORTS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hookstats.records.alerts import Alert
+    from hookstats.records.record import StepRecord
+    from hookstats.records.summary import SiteSummary
 
 ALERTS = 10
 
@@ -22,13 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step",
         type=int,
         metavar="N",
-        help="the step to print (default: the last); a negative number counts from the end",
+        help="the step to print (default: that of the worst incident, or the last); a negative "
+        "number counts from the end",
     )
     add_selection(parser)
     parser.add_argument(
         "--sort",
         choices=("order", *SORTS),
-        default="order",
         help="sort by this column, greatest first (default: in order of execution)",
     )
     add_rank(parser)
@@ -47,21 +60,50 @@ def run(options: argparse.Namespace) -> int:
     from hookstats.cli.inputs import check_chosen, choose, open_path, read_step
     from hookstats.cli.output import stdout
     from hookstats.records.summary import summarise
+    from hookstats.show.focus import step_of
     from hookstats.show.terminal import render
 
     console = stdout()
     recorded = open_path(options.run, rank=options.rank)
-    record = read_step(recorded, options.step)
+    alerts = alerts_of(recorded, options.rules) if options.alerts > 0 else []
+    asked = options.step is not None or options.layer or options.kind or options.sort
+    cause = None if asked or not recorded.steps else _worst(alerts)
+    record = read_step(recorded, step_of(cause, recorded.steps) if cause else options.step)
     check_chosen(record.keys(), options.layer, options.kind)
     chosen = set(choose(record.keys(), options.layer, options.kind))
     sites = [site for site in summarise(record) if (site.name, site.kind) in chosen]
-    if options.sort != "order":
-        sites.sort(key=SORTS[options.sort])
-    render(record, console, sites)
+    if cause:
+        _open_on(cause, record, sites, console)
+    else:
+        if options.sort not in (None, "order"):
+            sites.sort(key=SORTS[options.sort])
+        render(record, console, sites)
     if options.alerts > 0:
-        alerts = alerts_of(recorded, options.rules)
-        if record.step != recorded.steps[-1]:  # after the last, iterations may have closed none
+        # After the last step, iterations may have closed none.
+        if not cause and record.step != recorded.steps[-1]:
             alerts = [alert for alert in alerts if alert.step <= record.step]
         selected = chosen if options.layer or options.kind else None
         print_alerts(console, alerts, options.alerts, selected)
     return 0
+
+
+def _worst(alerts: Sequence[Alert]) -> Alert | None:
+    """The cause of the worst incident; None if there are notes at most."""
+    from hookstats.records.alerts import incidents_of, worst
+
+    found = worst(incidents_of(alerts))
+    return found[0].cause if found and found[0].severity != "note" else None
+
+
+def _open_on(cause: Alert, record: StepRecord, sites: list[SiteSummary], console: Console) -> None:
+    """Print the tensors of the cause's kind, its own first, the others by its statistic."""
+    from hookstats.show.focus import statistic_of, tensor_of
+    from hookstats.show.terminal import render
+
+    tensor, statistic = tensor_of(cause, record.keys()), statistic_of(cause)
+    if tensor is not None:
+        name, kind = tensor
+        sites = sorted((s for s in sites if s.kind == kind), key=SORTS[statistic])
+        sites.sort(key=lambda site: site.name != name)
+    render(record, console, sites, ", of the worst incident", statistic)
+    console.print(f"--step {record.step} prints all its tensors, --step -1 the last step")

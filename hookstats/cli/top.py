@@ -1,10 +1,10 @@
 """top: watch a run while training writes it: changing layers, non-finite values, incidents.
 
-The view is refreshed as parts of the run arrive; press q or Ctrl-C to quit. "change" is the change
-of the rms over the last 12 recorded steps, which the curve draws from zero upwards. The loss and
-other logged numbers stand above the table. The causes of incidents come first, then layers with
-non-finite values, then the layers that changed most. In a long run, only the last 300 recorded
-steps are read.
+The view is refreshed as parts of the run arrive; press q or Ctrl-C to quit. The loss and other
+logged numbers are above the table. The causes of incidents come first, the worst on top, then
+layers with non-finite values, then the layers that changed most. "change" is the change of the rms
+over the last 12 recorded steps; the curve shows these steps, from zero upwards. Of a long run, only
+the last 300 recorded steps are read.
 
 examples:
   hookstats top runs/a

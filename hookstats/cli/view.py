@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from hookstats.cli.alerts import alert_lines
 from hookstats.cli.inputs import check_chosen, choose
-from hookstats.records.alerts import incidents_of
+from hookstats.records.alerts import incidents_of, worst
 from hookstats.records.keys import Key, label
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.rules import Alert
 from hookstats.rules.replaying import Replay
 from hookstats.runs.format import TENSORS
 from hookstats.runs.run import Run
+from hookstats.show.focus import tensor_of
 from hookstats.show.grid import Cell, grid, require_rich
 from hookstats.show.terminal import MANY_DEAD, format_number, logged
 from hookstats.stats.printable import printable
@@ -56,7 +57,7 @@ class View:
         self.sites: list[SiteSummary] = []
         """The sites of the step that was read last."""
         self.alerts: list[Alert] = []
-        self._causes: Collection[Key] = ()
+        self._causes: list[Key] = []
         self._chosen: Collection[Key] | None = None
         self._step: int | None = None
         self._logged = ""
@@ -144,8 +145,9 @@ class View:
             *[f"rms, last {WINDOW}"] * curves,
             *("rms", "change", "non-\nfinite", "dead"),
         )
-        causes = (incident.alerts[0] for incident in incidents_of(self.alerts))
-        self._causes = {(alert.site, alert.kind) for alert in causes}
+        keys = {(site.name, site.kind) for site in self.sites}
+        causes = [tensor_of(one.cause, keys) for one in worst(incidents_of(self.alerts))]
+        self._causes = list(dict.fromkeys(filter(None, causes)))
         shown = sorted(self.sites, key=self._urgency)[:rows]
         cells = [self._cells(site, curves) for site in shown]
         return grid(console, columns, cells, text=2 + curves, elided=2)
@@ -164,12 +166,14 @@ class View:
             (site.dead_of, "yellow" if many_dead else ""),
         ]
 
-    def _urgency(self, site: SiteSummary) -> tuple[bool, bool, float]:
-        """A sort key: the causes of incidents first, then sites with non-finite values, then those
-        that changed most."""
-        factor = _factor(self._curves[site.name, site.kind])
+    def _urgency(self, site: SiteSummary) -> tuple[int, bool, float]:
+        """A sort key: the causes of incidents first, the worst before others, then sites with
+        non-finite values, then those that changed most."""
+        key, causes = (site.name, site.kind), self._causes
+        factor = _factor(self._curves[key])
         moved = 0.0 if math.isnan(factor) else abs(math.log(factor)) if factor else math.inf
-        return (site.name, site.kind) not in self._causes, not site.nonfinite, -moved
+        rank = causes.index(key) if key in causes else len(causes)
+        return rank, not site.nonfinite, -moved
 
 
 def draw(curve: deque[float]) -> str:

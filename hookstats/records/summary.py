@@ -13,9 +13,9 @@ class SiteSummary(NamedTuple):
     """The statistics of one site's whole tensor in one step.
 
     mean, std (population), min and max are over the finite values of all channels; without finite
-    values they are NaN, NaN, +inf and -inf. `finite` counts these values, `nonfinite` NaNs and
-    infinities, `dead` the dead channels (see `insight.dead`) of `channels`, -1 where nobody knows,
-    as the channels of the step were not kept.
+    values they are NaN, NaN, +inf and -inf. `finite` counts these values, `zero` the zeros among
+    them, `nonfinite` NaNs and infinities, `dead` the dead channels (see `insight.dead`) of
+    `channels`, -1 if unknown, because the step did not keep its channels.
     """
 
     name: str
@@ -28,12 +28,13 @@ class SiteSummary(NamedTuple):
     std: float
     min: float
     max: float
+    zero: int
     nonfinite: int
     dead: int
 
     @property
     def dead_of(self) -> str:
-        """How many channels of how many are dead, for people: "3/64"; "-" where nobody knows."""
+        """How many channels of how many are dead, for people: "3/64"; "-" if unknown."""
         return f"{self.dead}/{self.channels}" if self.dead >= 0 and self.channels else "-"
 
     @property
@@ -53,6 +54,7 @@ def summarise(record: StepRecord) -> list[SiteSummary]:
             [site.channels for site in record.sites],
             record.observed.tolist(),
             *(values.tolist() for values in told),
+            whole("zero").tolist(),
             (whole("nan") + whole("posinf") + whole("neginf")).tolist(),
             record.dead.tolist(),
             strict=True,

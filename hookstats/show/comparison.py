@@ -47,7 +47,7 @@ def print_comparison(
         sites = found.sites
         console.print(
             f"\n{len(sites)} of {count(len(found.compared), 'site')} differ, in "
-            f"{len(found.differing)} of {count(len(found.steps), 'step')}; those that differ most:"
+            f"{len(found.differing)} of {count(len(found.steps), 'step')}; the largest differences:"
         )
         _print_worst(console, sites, limit)
     elif not found.only:

@@ -21,8 +21,10 @@ SORTS: dict[str, Callable[[SiteSummary], Any]] = {
     "rms": lambda site: _descending(site.rms),
     "min": lambda site: site.min,
     "max": lambda site: -site.max,
+    "zero": lambda site: _descending(site.zero / site.finite if site.finite else 0.0),
     "nonfinite": lambda site: -site.nonfinite,
     "dead": lambda site: _descending(site.dead / site.channels if site.channels else 0.0),
 }
 """The sort key of each way. "name" and "min" sort upwards, all others downwards: "mean" by its
-magnitude, "dead" by the share of the channels. Sites without a value come last."""
+magnitude, "zero" by the share of the values, "dead" by that of the channels. Sites without a value
+come last."""

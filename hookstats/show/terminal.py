@@ -20,33 +20,41 @@ MANY_DEAD = 0.25
 """The least share of dead channels that a table marks."""
 
 _COLUMNS = ("layer", "kind", "shape", "mean", "std", "min", "max", "non-\nfinite", "dead")
+_FURTHER = ("rms", "zero")
 
 
 def render(
     record: StepRecord,
     console: Console | None = None,
     sites: Sequence[SiteSummary] | None = None,
+    note: str = "",
+    statistic: str | None = None,
 ) -> None:
     """Print one row per site: its name, its statistics, its non-finite values and dead channels.
 
     Where the console has colours, non-finite values are red and many dead channels (`MANY_DEAD`)
     yellow. A terminal that is too narrow leaves out the shapes, and elides names in the middle.
     The numbers that training logged in the step follow, without those of its speed.
-    `summary.SiteSummary` defines the columns; "-" means that a site had no finite values. `sites`
-    are the sites of the record to print, in their order; by default all.
+    `summary.SiteSummary` defines the columns; "-" means that a site had no finite values.
 
+    Args:
+        sites: the sites of the record to print, in their order; by default all.
+        note: words that follow the number of the step.
+        statistic: "rms" or "zero" adds its column; tables have all others.
     Raises:
         ImportError: rich is not installed.
     """
     console = console or require_rich().console.Console()
-    title = f"step {record.step}" + (f", rank {record.rank}" if record.rank else "")
+    title = f"step {record.step}" + (f", rank {record.rank}" if record.rank else "") + note
     rows = [_row(site) for site in (summarise(record) if sites is None else sites)]
     for narrower in ((), ("shape",)):
         columns = [name for name in _COLUMNS if name not in narrower]
+        if statistic in _FURTHER:
+            columns.insert(columns.index("mean"), statistic)
         cells = [[row[name] for name in columns] for row in rows]
         if fits(console, columns, cells):
             break
-    text = columns.index("mean")
+    text = columns.index("mean") - (statistic in _FURTHER)
     print_grid(console, columns, cells, text=text, elided=2, title=title)
     if numbers := logged(record):
         console.print(numbers, markup=False, highlight=False)
@@ -82,8 +90,9 @@ def _row(site: SiteSummary) -> dict[str, Cell]:
         "shape": "x".join(map(str, site.shape)) or "scalar",
         **{
             name: format_number(getattr(site, name)) if site.finite else "-"
-            for name in ("mean", "std", "min", "max")
+            for name in ("rms", "mean", "std", "min", "max")
         },
+        "zero": f"{site.zero / site.finite:.0%}" if site.finite else "-",
         "non-\nfinite": str(site.nonfinite),
         "dead": site.dead_of,
     }

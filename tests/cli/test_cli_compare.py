@@ -49,7 +49,7 @@ def test_runs_part_at_the_first_step_and_its_first_site_in_order(a: Path, tmp_pa
     assert float(second) == pytest.approx(2 * float(site.max[int(channel)]), rel=1e-3)
     assert relative == "5.0e-01"
     assert rows["hist"][0] == rows["hist"][1] != "0"
-    after = result.words.index("2 of 6 sites differ, in 2 of 5 steps; those that differ most:")
+    after = result.words.index("2 of 6 sites differ, in 2 of 5 steps; the largest differences:")
     rows_of_sites = [words.split() for words in result.words[after + 3 :]]
     assert [row[:5] for row in rows_of_sites] == [
         ["head", "output", "2", "2", "2"],

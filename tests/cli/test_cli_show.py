@@ -136,6 +136,37 @@ def test_alerts_are_those_of_the_steps_so_far(tmp_path: Path) -> None:
     assert call("show", run).words[-1] == "no incidents"
 
 
+def test_it_opens_on_the_worst_incident(tmp_path: Path) -> None:
+    """The step, the kind and the statistic of the cause; its layer first."""
+
+    def step(number: int) -> StepRecord:
+        x = torch.ones(4, 8)
+        some = x.clone()
+        some[0] = 0
+        data = {("first", "output"): some, ("drop", "output"): x * (torch.arange(8) < number)}
+        data["first", "grad_output"] = x
+        return record_of({key: (tensor, 1) for key, tensor in data.items()}, number)
+
+    run = write_run(tmp_path / "run", *map(step, range(4)))
+    told = [
+        Alert(1, 0, "drop", "output", None, "dropout", 1.0, "dropout: step 1: all", "warning"),
+        Alert(3, 0, "loss", "scalar", None, "loss", 1.0, "loss: step 3: a bit", "note"),
+    ]
+    entries = [AlertEntry(alert, i, True, {}) for i, alert in enumerate(told)]
+    AlertFile(RunDirectory(run), 0).write(entries)
+    shown = call("show", run).words
+    assert shown[0] == "step 1, of the worst incident"
+    assert shown[2].startswith("layer kind shape zero mean std")
+    assert [words.split()[:4] for words in shown[3:5]] == [
+        ["drop", "output", "4x8", "88%"],
+        ["first", "output", "4x8", "25%"],
+    ]
+    assert shown[5] == "--step 1 prints all its tensors, --step -1 the last step"
+    assert shown[-1].startswith("dropout: step 1: all; 1 consequence;")  # of a later step
+    for asked in (("--step", -1), ("--kind", "*"), ("--sort", "order"), ("--alerts", 0)):
+        assert call("show", run, *asked).words[0] == "step 3"
+
+
 def test_alerts_are_those_that_the_run_has(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *map(sick, range(3)))
     alert = Alert(1, 0, "body", "output", None, "mine", 1.0, "mine: step 1: beware", "note")

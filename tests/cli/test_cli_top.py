@@ -26,8 +26,10 @@ from support.samples import BINS, record_of
 
 import hookstats as hs
 from hookstats.cli import top, view
-from hookstats.records.alerts import incidents_of
+from hookstats.records.alerts import Alert, Severity, incidents_of
 from hookstats.records.record import StepRecord
+from hookstats.runs.alerts import AlertEntry, AlertFile
+from hookstats.runs.files import RunDirectory
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
 
@@ -84,6 +86,22 @@ def test_what_an_incident_began_with_comes_first(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *map(step, range(6)))
     result = call("top", run, "--rules", "non-finite")
     assert [words.split()[0] for words in result.words[4:7]] == ["began", "follows", "calm"]
+
+
+def test_a_parameter_with_an_incident_shows_as_the_output_of_its_module(tmp_path: Path) -> None:
+    data = {(name, "output"): (torch.ones(4, 4), 1) for name in ("a", "b", "c")}
+    run = write_run(tmp_path / "run", record_of(data, 0))
+    said = "initialisation: step 0: large"
+    levels: list[Severity] = ["warning", "error"]
+    told = [
+        AlertEntry(
+            Alert(0, 0, f"{name}.weight", "param", None, name, 1.0, said, level), i, True, {}
+        )
+        for i, (name, level) in enumerate(zip("bc", levels, strict=True))
+    ]
+    AlertFile(RunDirectory(run), 0).write(told)
+    rows = call("top", run).words[4:7]
+    assert [words.split()[0] for words in rows] == ["c", "b", "a"]
 
 
 def test_a_closed_run_and_a_run_without_steps(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import os
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
@@ -16,6 +15,7 @@ from hookstats.records.alerts import incidents_of, worst
 from hookstats.rules import Alert, Rules
 from hookstats.rules.replaying import replayed
 from hookstats.runs.run import Run
+from hookstats.show.focus import step_of
 from hookstats.show.notebook import about_html
 from hookstats.show.overview import Overview, overview
 from hookstats.show.page.content import content, name_of
@@ -178,10 +178,9 @@ def _is_within(step: int, steps: Steps) -> bool:
 
 
 def _first_steps(alerts: Sequence[Alert], steps: Sequence[int]) -> list[int]:
-    """Which of the steps are set apart: those of the alerts, of the worst and earliest first. Of an
-    alert in a step that was not recorded it is the next one, or else the last."""
-    told = (alert.step for incident in worst(incidents_of(alerts)) for alert in incident.alerts)
-    ordered = (steps[min(bisect_left(steps, step), len(steps) - 1)] for step in told)
+    """Which of the steps are set apart: those of the alerts, of the worst and earliest first."""
+    told = (alert for incident in worst(incidents_of(alerts)) for alert in incident.alerts)
+    ordered = (step_of(alert, steps) for alert in told)
     return sorted([*dict.fromkeys(ordered)][:_APART])
 
 

@@ -16,6 +16,7 @@ from hookstats.rules import Alert, advice_of
 from hookstats.runs.run import Run
 from hookstats.show import palette
 from hookstats.show.distribution import Distributions, distributions
+from hookstats.show.focus import statistic_of, tensor_of
 from hookstats.show.overview import Overview
 from hookstats.show.page.codes import LOG_FIRST, LOG_STEP, SHARES
 from hookstats.show.page.payload import Payload
@@ -32,15 +33,6 @@ _CHANNEL_CELLS = 600_000  # at most so many channels * steps, over all sites
 _LEAST_CHANNELS = 12
 _MAX_CHANNELS = 256
 _MAX_ALERTS = 1000
-
-_STATISTICS = {
-    "dead channels": "dead",
-    "dropout": "zero",
-    "non-finite": "nonfinite",
-    "collapse": "std",
-    "underflow": "zero",
-}
-"""The statistic in which the page shows what a rule found; that of all others is the rms."""
 
 MISSING, DEAD, NONFINITE, FIRST_LEVEL = range(4)
 """The bytes of a channel image; from FIRST_LEVEL on they are levels of the rms, on a log scale."""
@@ -176,15 +168,16 @@ def _describe(run: Run, view: Overview, s: int) -> dict[str, Any]:
 
 
 def _alert(alert: Alert, keys: dict[Key, int]) -> dict[str, Any]:
+    tensor = tensor_of(alert, keys)
     return {
         "step": alert.step,
         "since": alert.since,
-        "site": keys.get((alert.site, alert.kind)),
+        "site": None if tensor is None else keys[tensor],
         "name": alert.site,
         "kind": alert.kind,
         "channel": alert.channel,
         "rule": alert.rule,
-        "statistic": _STATISTICS.get(alert.rule, "rms"),
+        "statistic": statistic_of(alert),
         "message": alert.message,
         "severity": alert.severity,
     }

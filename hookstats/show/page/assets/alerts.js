@@ -21,8 +21,9 @@ function alertButton(data, n, go, helps = "") {
 
 // What the page shows of an alert about a tensor that was not recorded itself.
 function shownFor(alert) {
-  const s = alert.site === null ? nearest(alert.name) : undefined;
-  return s === undefined ? null : element("span", { class: "muted" }, ` (shown: ${layerText(s)})`);
+  const site = data.sites[alert.site];
+  const own = !site || (site.name === alert.name && site.kind === alert.kind);
+  return own ? null : element("span", { class: "muted" }, ` (shown: ${layerText(alert.site)})`);
 }
 
 function showAlerts(data, go) {

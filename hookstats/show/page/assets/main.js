@@ -247,18 +247,11 @@ function goToAlert(n) {
   const alert = data.alerts[n];
   const [found, since] = [nearestColumn(alert.step), nearestColumn(alert.since)];
   const early = since < EARLY;
-  const site = alert.site ?? nearest(alert.name) ?? chosen.site;
+  const site = alert.site ?? chosen.site;
   const statistic = offered(data.sites[site].plain).find(({ id }) => id === alert.statistic) ?? data.statistics[0];
   const beside = data.b && !data.ofRanks ? { beside: alert.beside ? "b" : "a" } : {};
   goTo({ site, column: found, alert: n, statistic, relative: early ? false : null, before: early ? null : since, ...beside });
   document.querySelector(`[data-alert="${n}"]`)?.scrollIntoView({ block: "nearest" });
-}
-
-// What shows a tensor that was not recorded itself, such as a parameter: the output of its module.
-function nearest(name) {
-  const owner = name.slice(0, Math.max(0, name.lastIndexOf(".")));
-  const tests = [(site) => site.name === owner && site.plain === "output", (site) => site.name === name, (site) => site.name === owner];
-  return tests.map((test) => data.sites.findIndex(test)).find((s) => s >= 0);
 }
 
 // Chooses a layer and a step, and shows them wherever they are: folded, outside the zoom, not found.

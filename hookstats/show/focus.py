@@ -1,0 +1,48 @@
+"""Where to look for what an alert says: the step, the recorded tensor, the statistic."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+
+from hookstats.records.alerts import SCALAR, Alert
+from hookstats.records.keys import Key, plain_kind
+
+_STATISTICS = {
+    "dead channels": "dead",
+    "dropout": "zero",
+    "non-finite": "nonfinite",
+    "collapse": "std",
+    "underflow": "zero",
+}
+
+
+def statistic_of(alert: Alert) -> str:
+    """The statistic in which the finding of the alert's rule is seen."""
+    return _STATISTICS.get(alert.rule, "rms")
+
+
+def step_of(alert: Alert, steps: Sequence[int]) -> int:
+    """The step of the alert if it is among the recorded ones, or else the next one, or the last.
+
+    steps: ascending, at least one.
+    """
+    return steps[min(bisect_left(steps, alert.step), len(steps) - 1)]
+
+
+def tensor_of(alert: Alert, keys: Collection[Key]) -> Key | None:
+    """The recorded tensor that shows what the alert says; None for a number of the training.
+
+    A tensor that was not recorded, such as a parameter, shows in the output of its module.
+    """
+    name, owner = alert.site, alert.site.rpartition(".")[0]
+    if (name, alert.kind) in keys:
+        return name, alert.kind
+    if alert.kind == SCALAR:
+        return None
+    alike = [key for key in keys if key[0] in (name, owner)]
+
+    def distance(key: Key) -> tuple[bool, bool]:
+        return key[0] != owner or plain_kind(key[1]) != "output", key[0] != name
+
+    return min(alike, key=distance, default=None)
