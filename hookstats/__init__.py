@@ -1,10 +1,10 @@
 """PyTorch's flight recorder: statistics of every activation and gradient, in one line.
 
-`watch` records training as it runs, `open_run` reads a recorded run, `compare` says where two runs
-differ, `check` looks at a model before it is trained, `channel_stats` computes the statistics of
+`watch` records training as it runs, `open_run` reads a recorded run, `compare` finds where two runs
+differ, `check` examines a model before it is trained, `channel_stats` computes the statistics of
 one tensor. `capture` keeps the tensors themselves, `pictures` draws them, `edit` changes them in
-flight, `trace` lists what ran. `rules` finds what goes wrong, `insight` what else follows from
-statistics, `sinks` sends records to other tools.
+flight, `trace` lists what ran. `rules` find what goes wrong, `insight` computes more from the
+statistics, `sinks` send records to other tools.
 """
 
 from __future__ import annotations

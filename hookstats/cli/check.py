@@ -2,8 +2,8 @@
 
 SCRIPT and its arguments are what python would get; -m MODULE runs a module. The script runs up to
 its first backward, and ends there: no step is taken. Each model is checked with the batch that it
-was called with, see `hookstats.check`. The exit code is 1 where something is worse than a note, so
-that a job of CI fails.
+was called with, see `hookstats.check`. The exit code is 1 if a finding is worse than a note, so
+that a CI job fails.
 
 examples:
   hookstats check train.py --epochs 3

@@ -1,12 +1,12 @@
 """compare: find the first step and layer where two runs differ, and what differs most.
 
 Integers (counts, histograms) are compared exactly, moments to the last bit or within --rtol.
-Differences are relative: that of a moment to its magnitude, of a mean to the rms, of a count to the
+Differences are relative: of a moment to its magnitude, of a mean to the rms, of a count to the
 number of values. In the row "hist", A and B count the values in bins where the other run has fewer.
-Then come the sites that differ most, over all steps, by the logarithm of the ratio of their rms and
-by the share of their values that moved to other bins of the histogram; what only one run has, or
-only one has NaNs in, is on top. "change" is the rms of B beside that of A in the step of "in step".
-The exit code is as with diff: 0 if the runs are equal, 1 if they differ, 2 after an error.
+The second table lists the sites by how much they differ over all steps: by the ratio of their rms
+and by the share of their values that moved to other bins. Sites of only one run come first, and
+sites with NaNs in only one. "change" compares the rms of B with that of A in the step of "in step".
+The exit code is that of diff: 0 if the runs are equal, 1 if they differ, 2 after an error.
 
 examples:
   hookstats compare runs/a runs/b

@@ -1,7 +1,7 @@
 """completion: print the script by which a shell completes commands, options, runs and layers.
 
-The shell asks hookstats itself at each press of the tab key, by argcomplete, so the script stays
-right when hookstats is updated. Put the script where the examples say, by `>>` or `>`.
+The shell asks hookstats at each press of the tab key, through argcomplete, so the script stays
+valid when hookstats is updated. Append it with `>>` or write it with `>` to the file below.
 
 examples:
   hookstats completion bash     the end of ~/.bashrc

@@ -2,9 +2,9 @@
 
 parquet      one file with every column of `Run.table`: statistics and histograms per channel
 csv          one file with one row per step and site, the statistics of the whole tensor;
-             with --channels one row per channel; without histograms; an apostrophe comes before
-             names that a spreadsheet would take for formulas
-             with --scalars, either has the numbers that training logged: one row per step and name
+             with --channels one row per channel; without histograms; an apostrophe precedes
+             names that a spreadsheet would read as formulas
+             with --scalars, either holds the logged numbers: one row per step and name
 tensorboard  a directory of event files with scalars and histograms
 
 examples:
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the format of PATH (default: by its suffix, .parquet or .csv)",
     )
     parser.add_argument(
-        "--scalars", action="store_true", help="write what training logged, such as the loss"
+        "--scalars", action="store_true", help="write the logged numbers, such as the loss"
     )
     parser.add_argument(
         "--channels", action="store_true", help="csv only: write one row per channel"

@@ -1,8 +1,7 @@
 """ls: list the runs in a directory: their steps, last losses and incidents.
 
 Directories inside are searched, too. The loss is the last value of "loss", or of another number
-with "loss" in its name, one of the training before one of an evaluation. Runs that began last come
-last.
+with "loss" in its name, of the training rather than of an evaluation. The newest runs come last.
 
 examples:
   hookstats ls                      lists the runs below this directory

@@ -1,7 +1,7 @@
 """merge: write what all ranks recorded as a run of the whole model.
 
-The new run has one rank, and is read without the work of merging. It has the records and scalars of
-the whole model and the alerts of all ranks; what each rank recorded for itself is not in it.
+The new run has one rank, and is faster to read. It contains the records and scalars of the whole
+model and the alerts of all ranks, but not the records of single ranks.
 
 examples:
   hookstats merge runs/a -o runs/a-merged

@@ -3,9 +3,9 @@
 examples:
   hookstats report runs/a                    writes runs/a.html
   hookstats report runs/a -o report.html
-  hookstats report runs/a runs/b             writes runs/a-b.html: two runs, and the ratios
-  hookstats report runs/a --ranks            all ranks merged, and each one to choose
-  hookstats report runs/a --steps 900:1100   these steps alone, every histogram
+  hookstats report runs/a runs/b             writes runs/a-b.html: two runs, and their ratios
+  hookstats report runs/a --ranks            all ranks merged, and each rank alone
+  hookstats report runs/a --steps 900:1100   only these steps, with every histogram
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks",
         action="store_true",
-        help="of a distributed run: all ranks merged, and each of them to choose beside",
+        help="of a distributed run: all ranks merged, and each rank beside them",
     )
     add_rules(parser)
 

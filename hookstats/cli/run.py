@@ -3,9 +3,9 @@
 SCRIPT and its arguments are what python would get; -m MODULE runs a module. The modules whose
 parameters an optimizer has are watched from the first training step on: plain loops, compiled
 models, several models, Transformers, Lightning, DDP and FSDP2. Processes that the script starts by
-multiprocessing, as torch.multiprocessing.spawn does, are watched as well. Scripts that would start
-their ranks otherwise are started by torchrun or accelerate, as below. If something cannot be
-watched, a line on stderr says so, and the script goes on.
+multiprocessing, such as torch.multiprocessing.spawn, are watched as well. To start ranks in another
+way, use torchrun or accelerate, as below. If something cannot be watched, a line on stderr says so,
+and the script goes on.
 
 examples:
   hookstats run train.py --epochs 3
@@ -46,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "number where that is taken)",
     )
     parser.add_argument(
-        "--every", type=natural, metavar="N", help="record every Nth step (default: 1)"
+        "--every",
+        type=natural,
+        metavar="N",
+        help="record every Nth step (default: as many as 3 %% of the training's time allows)",
     )
     parser.add_argument(
         "--include",
@@ -58,13 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kinds",
         type=lambda text: tuple(text.split(",")),
         metavar="KIND,...",
-        help="what to record (default: output,grad_output,param_grad)",
+        help="what to record (default: output,grad_output,param_grad and the model's input)",
     )
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="TOML file with arguments of `watch`; options of the command line come first",
+        help="TOML file with arguments of `watch`; options of the command line override it",
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="SCRIPT is the name of a module"

@@ -44,10 +44,11 @@ def observe(name: str, value: _Value, channel_dim: ChannelDim = "auto") -> _Valu
 
         q = hs.observe(f"layers.{i}.q", rotate(q), channel_dim=1)
 
-    Returns `value`, the very object. The site is called `name`, and has the kinds "output" and
-    "grad_output" as that of a module: phases, masks, checkpoints, DTensors and compiled code are
-    treated alike. A name that the model has, too, gets a "'" at the end. `include` and `exclude` of
-    a watch hold for these names. While nothing is watched, this costs a look at a dictionary.
+    Returns `value`, the same object. The site has this name and the kinds "output" and
+    "grad_output", like a module's: phases, masks, checkpoints, DTensors and compiled code work as
+    for modules. If the model has a module of this name, the site's name gets a "'" at the end.
+    `include` and `exclude` of a watch apply to these names. Without a watch, the call costs one
+    dictionary lookup.
 
     Args:
         name: for the statistics, such as "layers.0.q". Calls of one name in a step are merged.

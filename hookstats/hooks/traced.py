@@ -265,8 +265,8 @@ def _without_gradient(requires_grad: bool, is_leaf: bool) -> str | None:
     if can_save_without_version():
         return None
     warn(
-        f"hookstats: torch {torch.__version__} compares versions of all that a compiled backward "
-        "uses: gradients of activations in compiled code are not recorded; torch 2.11 lets them be"
+        f"hookstats: on torch {torch.__version__}, gradients of activations in compiled code are "
+        "not recorded; torch 2.11 records them"
     )
     return OLD_COMPILER
 

@@ -19,7 +19,7 @@ def dead(stats: ChannelStats) -> torch.Tensor:
     """Whether a channel has finite values and all of them are zero.
 
     A dead channel of an output carries no signal; a dead channel of a gradient receives none. NaN
-    and infinities do not count; a channel that is stuck at another value is not dead. In statistics
+    and infinities do not count; a channel with another constant value is not dead. In statistics
     of several merged steps, a channel is dead if it was dead in every step with finite values.
 
     Raises:
@@ -67,8 +67,7 @@ def saturation(stats: ChannelStats, margin: float = MARGIN) -> torch.Tensor:
     or clamp with bounds of both signs. The share is a lower bound: what the histograms of the
     channels prove, if there are any, and otherwise what the moments prove. Values below
     ``t * amax`` add less than ``(t * amax)**2`` to the mean square, so
-    ``share >= (rms**2 / amax**2 - t**2) / (1 - t**2)``. The share of a constant channel is 0, since
-    a constant is another matter.
+    ``share >= (rms**2 / amax**2 - t**2) / (1 - t**2)``. The share of a constant channel is 0.
 
     Returns:
         float64 [C], in 0..1; 0 for channels without finite values.

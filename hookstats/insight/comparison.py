@@ -1,4 +1,4 @@
-"""compare(): where two runs part, and which of their sites differ most."""
+"""compare(): where two runs first differ, and which of their sites differ most."""
 
 from __future__ import annotations
 
@@ -210,8 +210,8 @@ def compare(
     """Compare two runs, step by step: ``print(hs.compare("runs/a", "runs/b"))``.
 
     Integers (counts, histograms) are compared exactly, moments to the last bit or within `rtol`.
-    Two runs with one seed show where they part; `RunComparison.sites` says where two ordinary runs
-    differ most.
+    For two runs with one seed, `RunComparison.first` is where they first differ;
+    `RunComparison.sites` shows where any two runs differ most.
 
     Args:
         a, b: runs, or their paths.

@@ -32,17 +32,17 @@ def channel_stats(
         channel_dim: the dimension of `x` that has the channels, negative from the end; None takes
             the whole tensor as one channel.
         bins: LinearBins or LogBins for one histogram per channel; None for no histograms.
-        step: which elements bins with `sample` count follows from it; others count the same.
+        step: decides which elements bins with `sample` count.
         mask: bool or integers [batch, time], on the device of `x`, for `x` [batch, time, ...] or
             [batch * time, ...]: where it is 0, as for padding, the row is left out of everything,
             without a copy of `x`. Or [rows], for `x` [rows, ...]. None keeps all rows.
     Returns:
         The statistics of `x.shape[channel_dim]` channels, on the CPU.
     Raises:
-        ValueError: x is sparse, nested, meta, fake, without storage, as where it was freed, inside
-            a torch.func transform, or of another dtype; x has no dimension channel_dim; bins or
-            step is something else; mask is something else or does not fit, as where channel_dim is
-            one of its dimensions, or x has the weights of attention, [batch, heads, time, time].
+        ValueError: x is sparse, nested, meta, fake, without storage (freed), inside a torch.func
+            transform, or of another dtype; x has no dimension channel_dim; bins, step or mask is of
+            another type; mask does not fit, for example because channel_dim is one of its
+            dimensions, or because x contains attention weights, [batch, heads, time, time].
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"x = {type(x).__name__}: expected a torch.Tensor")

@@ -144,7 +144,7 @@ class _Checks:
         most = max(_difference(one, two) for one, two in pairs)
         tolerance = max(_noise(one) for one, _ in pairs)
         if most <= tolerance:
-            return Line(SAMPLES, f"each of {given.samples} has an output of its own (eval mode)")
+            return Line(SAMPLES, f"each of {given.samples} has a different output (eval mode)")
         where = first_difference(self._base.events, other.events, tolerance)
         module = dict(self._model.named_modules()).get(where or "")
         told = "" if where is None else f" in {label(where)!r}"
@@ -153,7 +153,7 @@ class _Checks:
             return Line(SAMPLES, text)
         message = (
             f"samples leak into each other{told}: the output of sample {chosen} changes by "
-            f"{most:.2g} of itself when the other samples do"
+            f"{most:.2g} of its size when the other samples change"
         )
         return Line(SAMPLES, f"mixed{told}", (_leak(where, message, module),))
 
@@ -224,7 +224,7 @@ class _Checks:
         finding = Finding(
             *(FUTURE, "error", where or ""),
             f"future tokens leak{told}: outputs of the first {cut} tokens change by {most:.2g} of "
-            "themselves when later tokens do",
+            "their size when later tokens change",
             "give attention a causal mask (True above the diagonal is masked in "
             "nn.MultiheadAttention, and seen in scaled_dot_product_attention), pad convolutions on "
             "the left, shift targets",

@@ -36,8 +36,8 @@ def of_optimizers(
         *(OPTIMIZER, "error" if is_another else severity, (needed or missing)[0]),
         f"{len(missing)} of {len(named)} parameters are in no optimizer: "
         f"{listed(needed or missing)}{'; it has those of another model' * is_another}",
-        "make the optimizer of model.parameters() after all layers are made, replaced and moved, "
-        "or freeze what is not to be trained by requires_grad_(False)",
+        "create the optimizer from model.parameters() after all layers are created, replaced and "
+        "moved, or freeze what is not to be trained by requires_grad_(False)",
     )
     return Line(OPTIMIZER, text, (finding,))
 

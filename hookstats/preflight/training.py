@@ -317,7 +317,7 @@ def gradients(made: Pass, members: set[int]) -> Line:
     if error:
         finding = Finding(
             *(GRADIENTS, "error", "", f"{error} reaches no parameter: it has no graph"),
-            "look for detach(), item(), no_grad, argmax, NumPy, or a tensor made anew of the loss",
+            "look for detach(), item(), no_grad, argmax, NumPy, or a new tensor made from the loss",
         )
         return Line(GRADIENTS, "none", (finding,))
     found = made.gradients

@@ -110,7 +110,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
     known_dead: Int64 | None = None
     """int64 [S]: what `dead` was where the channels were not kept; -1 and None: unknown."""
     unread: tuple[str, ...] = ()
-    """The parameters whose gradients came and could not be read; runs do not keep it."""
+    """The parameters whose gradients arrived and could not be read; runs do not keep it."""
 
     def complete(self, scalars: Mapping[str, float]) -> None:
         """Replace `scalars`: some are logged after the step was closed."""

@@ -53,7 +53,7 @@ class Initialisation(Rule):
     """
 
     name: ClassVar[str] = "initialisation"
-    advice: ClassVar[str] = "initialise it as its peers are"
+    advice: ClassVar[str] = "initialise it like its peers"
 
     most: float = 6.0
     least: float = 1 / 32

@@ -74,7 +74,7 @@ class LossScale(Rule):
     ) -> Iterator[Alert]:
         if history.unclosed >= self.iterations and history.pushed >= 8:
             name = next(iter(values))
-            says = f"comes again without a step: {history.unclosed} iterations in a row closed none"
+            says = f"comes again without a step: {history.unclosed} iterations in a row ended none"
             yield self.about((name, SCALAR), step, None, says, history.unclosed)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:

@@ -85,7 +85,7 @@ def _findings(graph: Graph) -> Iterator[_Finding]:
 def _reaches_nothing(graph: Graph) -> Iterator[_Finding]:
     if graph.nodes[0].leaf is not None:
         says = "is a new tensor, which no operator made: no gradient reaches the model"
-        yield says, "call backward on what the model's outputs gave, not on a copy of it", "error"
+        yield says, "call backward on the loss of the model's outputs, not on a copy of it", "error"
     elif graph.is_complete and not any(
         leaf.is_parameter or leaf.is_trained for leaf in _leaves(graph)
     ):
@@ -98,9 +98,9 @@ def _activation(graph: Graph) -> Iterator[_Finding]:
     nodes = graph.nodes
     for node in nodes:
         if node.name == "LogSoftmax" and _size(node) > 1:
-            takes, wants = "a softmax", "a cross-entropy is of logits"
+            takes, wants = "a softmax", "a cross-entropy takes logits"
         elif node.name == "BinaryCrossEntropyWithLogits":
-            takes, wants = "a sigmoid", "this binary cross-entropy is of logits"
+            takes, wants = "a sigmoid", "this binary cross-entropy takes logits"
         else:
             continue
         below = _below(nodes, node)

@@ -156,7 +156,7 @@ class Clipping(ScalarRule):
         if clipped >= self.share and norm > self.factor * most > 0:
             says = (
                 f"is {norm:.4g}: in the steps before it was never above {most:.4g}, and in "
-                f"{clipped:.0%} of them exactly there, as where gradients are clipped"
+                f"{clipped:.0%} of them exactly there, as clipping leaves it"
             )
             yield self.about((GRADIENT_NORM, SCALAR), step, None, says, norm)
 

@@ -184,8 +184,8 @@ def check_format(path: Path, content: Any) -> None:
     where = printable(str(path))
     if "format" not in content and "format_version" in content:
         raise FormatError(
-            f"{where}: written by a hookstats from before the release, in a format that is read no "
-            "more: record the run anew, or read it with the hookstats that wrote it"
+            f"{where}: written by a hookstats from before the release, in a format that is no "
+            "longer read: record the run again, or read it with the hookstats that wrote it"
         )
     found = content.get("format")
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:

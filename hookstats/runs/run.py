@@ -53,13 +53,12 @@ def open_run(
 
     Args:
         skip_damaged: leave out parts that are damaged, with one RuntimeWarning each; by default
-            whatever needs a damaged part raises a ValueError that names the part.
-        grad_scale: by what gradients of modules' tensors are multiplied, so that those of several
-            runs can be compared. None: they are as each rank saw them, of the loss of its own
-            samples. "header": by the factor that each rank noted (1 where none is known), which
-            makes them those of the mean loss of all ranks. A number: by this one, as where the
-            losses of micro-batches are not divided by how many there are. Histograms are moved by
-            whole bins.
+            a call that needs a damaged part raises a ValueError that names the part.
+        grad_scale: a factor for the gradients of modules' tensors, to compare several runs. None:
+            gradients are as each rank saw them, of the loss of its own samples. "header": the
+            factor that each rank noted (1 where none is known) turns them into gradients of the
+            mean loss of all ranks. A number: this factor, for example 1 / n where the losses of n
+            micro-batches are not divided by n. Histograms are moved by whole bins.
 
     Raises:
         FileNotFoundError: nothing is at `path`; the message names runs with a similar name.
@@ -74,12 +73,12 @@ class Run:
     """A run directory. Every call sees the parts that are finished at that time.
 
     ``run[step]`` is a StepRecord; ``run["layer1.*", "output"]`` is a Series, some sites over all
-    steps. Both are of the whole model: what several ranks recorded is merged as `Merger` says.
-    ``run.of_rank(r)`` is the same of one rank alone, as the rank recorded it.
+    steps. Both are of the whole model: the records of several ranks are merged.
+    ``run.of_rank(r)`` is the same run as one rank recorded it.
     A run is one line of steps: if training went back to a checkpoint, the earlier records of that
     step and of later ones are void, and left out of everything.
-    A damaged part is a ValueError that names the file (see `open_run`); steps in other parts can
-    still be read.
+    A damaged part raises a ValueError that names the file (see `open_run`); steps in other parts
+    can still be read.
     """
 
     def __init__(
@@ -290,8 +289,8 @@ class Run:
         return self._records.steps()
 
     def ranks_of(self, step: int) -> list[int]:
-        """The ranks that recorded a step. While a run is written, and where ranks watch other
-        steps, these may be fewer than `ranks`."""
+        """The ranks that recorded a step; fewer than `ranks` while a run is written, or where ranks
+        record different steps."""
         self._parts.refresh()
         return self._records.ranks(step)
 
@@ -309,18 +308,18 @@ class Run:
 
     @property
     def thinned(self) -> int:
-        """The number of steps that were recorded and deleted to keep to `max_bytes`: the greatest
-        of any rank."""
+        """The number of recorded steps that were deleted to keep to `max_bytes`, of the rank that
+        deleted most."""
         self._parts.refresh()
         return max(map(self._parts.thinned, self._parts.index), default=0)
 
     @property
     def gaps(self) -> dict[int, str]:
-        """The steps that were due and that any rank lost, ascending, each with the reason.
+        """The steps that any rank should have recorded and lost, ascending, each with the reason.
 
-        The reason is "disk" where the disk took no part for long, "stall" where the training would
-        have had to wait, "error" where something failed, "interrupted" where Ctrl-C came into
-        what hookstats did. What a kill loses is not among them.
+        The reason is "disk" if the disk took no part for long, "stall" if the training would have
+        had to wait, "error" if something failed, "interrupted" if Ctrl-C interrupted hookstats.
+        Steps that a kill loses are not among them.
         """
         self._parts.refresh()
         found = {k: v for rank in self._parts.index for k, v in self._parts.gaps(rank).items()}
@@ -390,13 +389,13 @@ class Run:
 
         Columns: step, rank (null: several, merged), site, kind, channel_dim (null: the tensor is
         one channel), channels (how many), shape, dtype, observed (calls merged), dead (dead
-        channels, -1 where nobody knows); count (finite values), nan, posinf, neginf, zero, mean,
+        channels, -1 if unknown); count (finite values), nan, posinf, neginf, zero, mean,
         m2 (sum of squared deviations: var * count), min, max, l1; hist_slots and hist_counts, the
         nonzero slots of the histogram (0: underflow, then the bins, then overflow). Of one rank's
         part of a model there are also the columns of its layout.
 
         Args:
-            columns: the only ones to read, by default all; an unknown name is a ValueError.
+            columns: which to read, by default all; an unknown name raises a ValueError.
             channels: one row per channel instead, of the steps that kept their channels: step,
                 rank, site, kind, channel, and count to hist_counts as above.
         """

@@ -191,8 +191,8 @@ class Series(Mapping[Key, SiteSeries]):
     """Some sites over the steps of a run: a mapping from (name, kind), in order of first
     observation.
 
-    Whatever is asked for is read for all sites of the series at once, from its columns alone, and
-    is kept: `hist` and `channels` of many sites over many steps take memory accordingly.
+    An array is read when it is first asked for, for all sites of the series at once, and is kept:
+    `hist` and `channels` of many sites over many steps take memory accordingly.
     """
 
     def __init__(self, parts: Parts, records: MergedRecords, names: str, kinds: str) -> None:

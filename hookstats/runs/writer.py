@@ -176,7 +176,7 @@ class RunWriter:
                 raise
             raise OSError(
                 error.errno,
-                f"out = {str(self._out)!r}: expected a directory that can be made and written "
+                f"out = {str(self._out)!r}: expected a directory that can be created and written "
                 f"({error.strerror}: {error.filename})",
             ) from error
 
@@ -281,7 +281,7 @@ class RunWriter:
             raise FileExistsError(
                 errno.EEXIST,
                 f"out = {str(self._out)!r}: process {who.get('process')} on {who.get('host')!r} "
-                "writes this run, expected a run that nobody writes",
+                "writes this run, expected a run that no other process writes",
             ) from None
         self._lock = lock
 

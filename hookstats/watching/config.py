@@ -24,17 +24,17 @@ _OF_REDUCE = tuple(name for name in inspect.signature(Reduce).parameters if name
 def load_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The arguments of `watch` in a TOML file: ``hs.watch(model, **hs.load_config("watch.toml"))``.
 
-    An entry has the name of the argument, and strings, numbers and lists as values. ``bins`` and
-    ``channel_bins`` are false for none, or a table: ``{type = "linear", bins = 64, lo = -4.0, hi =
+    Entries have the names of the arguments; values are strings, numbers and lists. ``bins`` and
+    ``channel_bins`` are false for None, or a table: ``{type = "linear", bins = 64, lo = -4.0, hi =
     4.0}``, ``{type = "log", subdivision_bits = 3}``. ``channel_dim`` and ``max_bytes`` are false
-    for None. ``reduce`` is a table of the arguments of `Reduce` but `mesh`: ``{every = 100}``.
+    for None. ``reduce`` is a table of the arguments of `Reduce` except `mesh`: ``{every = 100}``.
     `watch` checks the values.
 
     Raises:
-        ValueError: the file is no TOML, an entry is no argument of `watch`, or bins or `reduce` are
-            wrong.
+        ValueError: the file is not TOML, an entry is not an argument of `watch`, or bins or
+            `reduce` are wrong.
         OSError: the file cannot be read.
-        ImportError: Python has no parser of TOML, as before 3.11, and tomli is not installed.
+        ImportError: Python is older than 3.11 and tomli is not installed.
     """
     try:
         found: dict[str, Any] = _parser().loads(Path(path).read_text(encoding="utf-8"))

@@ -52,9 +52,9 @@ class Watch(Unique):
 
     A `closed` watch still has `latest`, `alerts` and `coverage`; everything else raises ValueError.
 
-    A watch that is dropped is closed when nothing can bring it another step or reads its records:
-    its optimizers keep it alive as long as there are a run directory, sinks or rules. A model may
-    keep its watch: a deep copy of the model has the same watch, a pickle an empty OrderedDict.
+    A watch without references is closed when it can get no more steps or nothing reads its records:
+    its optimizers keep it alive as long as it has a run directory, sinks or rules. A model may hold
+    its watch: a deep copy of the model has the same watch, a pickle an empty OrderedDict.
     """
 
     _closed = True  # until it is open
@@ -192,11 +192,10 @@ class Watch(Unique):
     def log(self, values: Mapping[str, Any] | None = None, /, *others: object, **more: Any) -> None:
         """Keep numbers of the step, such as its loss: ``log(loss=loss)``, ``log({"eval/f1": f1})``.
 
-        They belong to the open step, or to the step just closed until the model is called again: so
-        a `log` may stand after ``optimizer.step()``. They are kept at steps that are not recorded,
-        too, in the run directory (`Run.scalars`), and sinks get them. A name that the step has
-        already gets the new value. Nothing waits for a tensor on a device. Calls while a CUDA graph
-        is captured do nothing.
+        They belong to the open step, or, until the model is called again, to the step just closed:
+        `log` works before and after ``optimizer.step()``. The run keeps them at all steps, recorded
+        or not (`Run.scalars`), and sinks get them. A second value of a name replaces the first.
+        Nothing waits for a tensor on a device. Calls while a CUDA graph is captured do nothing.
 
         values, more: numbers, or tensors of one element, by name.
 
@@ -214,7 +213,7 @@ class Watch(Unique):
                 self._graphs.look(given, self._step - (self._log.closed is not None))
 
     def look_at_loss(self, loss: Tensor) -> None:
-        """Have the rule `LossGraph` look at a loss that `log` gets as a number alone, as from
+        """Let the rule `LossGraph` look at a loss that `log` gets as a plain number, as from
         trainers; before its backward or after it."""
         if self._loop is not None and not self._closed:
             self._graphs.look({"loss": loss}, self._step)
@@ -222,7 +221,8 @@ class Watch(Unique):
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Have one more optimizer close steps, like the optimizers that `watch` was given.
 
-        For an optimizer that is made after the hooks, as where the model is compiled in between.
+        For an optimizer that is created after the hooks, such as one of a model that is compiled in
+        between.
 
         Raises:
             ValueError: it is no optimizer, the watch has it, or the watch is closed.
@@ -237,11 +237,11 @@ class Watch(Unique):
         """In this context, calls of modules are in a phase: ``with watch.phase("fake"): ...``.
 
         Each phase has separate hooks and statistics, whose kinds begin with its name:
-        "fake:output". So those of a module with several roles, such as the discriminator of a GAN,
-        stay apart, and so do those of an evaluation, ``with watch.phase("evaluation")``, or of the
-        time steps of a recurrent cell. Gradients belong to the phase of their forward, wherever the
-        backward runs. All calls count, also without gradients in eval mode. An inner phase replaces
-        the outer one. Parameters, their gradients and updates have no phases.
+        "fake:output". This separates the roles of a module, such as the discriminator of a GAN, an
+        evaluation, ``with watch.phase("evaluation")``, and the time steps of a recurrent cell.
+        Gradients belong to the phase of their forward, wherever the backward runs. All calls count,
+        also without gradients in eval mode. An inner phase replaces the outer one. Parameters,
+        their gradients and updates have no phases.
 
         Args:
             name: letters, digits, "_" and "-", a letter or "_" first.
@@ -261,13 +261,12 @@ class Watch(Unique):
     def mask(self, mask: Tensor) -> AbstractContextManager[None]:
         """In this context, the statistics of calls leave padding out: ``with watch.mask(m): ...``.
 
-        They are those of the rows where the mask is not 0, of values and of their gradients,
-        wherever the backward runs; the calls are those of this thread. Rows are those of tensors
-        [batch, time, ...] and [batch * time, ...] whose channels are along a later dimension.
-        Others, such as the weights of attention [batch, heads, time, time], have all rows in the
-        statistics, and `coverage` counts them as `unmasked`. Parameters are never masked. An inner
-        mask replaces the outer one; the argument that ``watch(mask=...)`` names is within the
-        context.
+        Calls of this thread count only the rows where the mask is not 0, in values and, wherever
+        the backward runs, in their gradients. A mask fits tensors [batch, time, ...] and
+        [batch * time, ...] whose channels are along a later dimension. All rows of other tensors
+        count, such as attention weights [batch, heads, time, time], and `coverage` lists them as
+        `unmasked`. Parameters are never masked. An inner mask replaces the outer one; the argument
+        that ``watch(mask=...)`` names is an inner mask.
 
         Args:
             mask: bool or integers [batch, time] or [rows], on the device of the tensors; copied
@@ -281,7 +280,7 @@ class Watch(Unique):
 
     @property
     def closed(self) -> bool:
-        """Whether the watch was closed: it has no hooks any more, and records nothing."""
+        """Whether the watch was closed: it has removed its hooks, and records nothing."""
         return self._closed
 
     @property
@@ -290,10 +289,10 @@ class Watch(Unique):
         return self._step
 
     def set_step(self, step: int) -> None:
-        """Number the open step, and count on from there; as the training counts its own steps.
+        """Number the open step as the training does, and count on from there.
 
-        Going back makes void what the run directory has of `step` and of later steps, when the
-        step is recorded.
+        If the training goes back, the run's records of `step` and of later steps become void when
+        the step is recorded again.
 
         Raises:
             ValueError: step is no integer of 0 or more, or the watch is closed.
@@ -378,7 +377,7 @@ class Watch(Unique):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Number the next step as `state_dict` says, after a restart or a return to a checkpoint.
 
-        When that step is recorded, all that the run directory has of it and of later steps is void.
+        When that step is recorded, the run's earlier records of it and of later steps become void.
 
         Raises:
             ValueError: the state is that of a watch with other settings, or not that of a watch.

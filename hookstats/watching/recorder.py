@@ -290,7 +290,7 @@ class Recorder:
         if self._has_ended or (self._thread is not None and not self._is_gone):
             return True
         if self._is_gone:
-            self.notify("recording", "the recorder thread ended; another one goes on")
+            self.notify("recording", "the recorder thread ended; a new one takes over")
         self._is_gone = False
         self._thread = threading.Thread(target=self._run, name="hookstats-recorder", daemon=True)
         try:
@@ -347,7 +347,7 @@ class Recorder:
             if self._served != served:
                 served, left = self._served, Patience(self.disk_patience)
             elif left.is_over():
-                why = f"nothing was done for {self.disk_patience:g} s; what waits may be lost"
+                why = f"no progress in {self.disk_patience:g} s; waiting steps may be lost"
                 self.notify("waiting for the disk", why)
                 return
 

@@ -38,17 +38,17 @@ class _Message(NamedTuple):
 class Reduce:
     """How `watch` merges the records of all ranks while they train.
 
-    `Watch.latest`, sinks and rules then have the tensors of the whole model, each as one channel,
-    on every rank of the mesh, in each step that is merged. Channels stay each rank's own: they are
-    in `out`, which has each rank's own record of every recorded step.
+    In each merged step, `Watch.latest`, sinks and rules get the tensors of the whole model, each as
+    one channel, on every rank of the mesh. Channels stay with their rank: `out` has each rank's
+    record of every recorded step.
 
     Args:
-        mesh: the ranks that merge; None for all. Each rank that is in it must watch with it, and
-            call `Watch.set_step` where the others do.
+        mesh: the ranks that merge; None for all. Each of its ranks must watch with it, and call
+            `Watch.set_step` where the others do.
         every: recorded steps that are multiples of it are merged.
-        timeout: seconds to wait for the other ranks. Where one does not answer, merging ends with a
-            warning and an alert, a note of "reduce"; training and recording go on, and each rank
-            has its own records again.
+        timeout: seconds to wait for the other ranks. If one does not answer, merging ends with a
+            warning and an alert, a note of "reduce"; training and recording go on, with the records
+            of each rank.
 
     Raises:
         ValueError: an argument is wrong.

@@ -79,108 +79,107 @@ def watch(
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
 
-    Training results keep every bit, and the model gets nothing but forward hooks. A site's name is
-    the qualified name of its module or parameter ("" is the root module). A site's kind includes
-    the path of the tensor: "output" for the only or first tensor, "output[1]", "output.logits",
-    "input.mask", "grad_output[1]".
+    The results of the training stay the same, bit for bit; the model gets only forward hooks. A
+    site's name is the qualified name of its module or parameter ("" is the root module). A site's
+    kind includes the path of the tensor: "output" for the only or first tensor, "output[1]",
+    "output.logits", "input.mask", "grad_output[1]".
 
     Args:
-        model: the model to record, not compiled yet; or several, whose sites' names begin with the
-            place or key of their model, such as "0.encoder" or "generator.conv1".
-        optimizer: closes a step, numbered from 0, when it begins its own step, or ends it if it is
-            given a closure. Of several optimizers, the last one that has not stepped since closes
-            the step; a warning names one that stops, or never begins. Without an optimizer,
-            `Watch.step` does. Of a wrapper, such as Accelerate's or SAM, the optimizer in it
-            counts.
-        kinds: by default "output", "grad_output" and "param_grad", and, unless `include` says what
-            to watch, the "input" of the model as a whole, so that a bad batch is seen:
-            its integers, such as token ids, too, as whole tensors. "input", "output":
-            floating-point tensors of a module's calls. "grad_output": the gradients of its outputs.
-            "grad_input": the gradients of its inputs, each the total over all uses of the tensor.
-            "param", "param_grad": a parameter and its gradient as the optimizer is about to use
-            them, or as it left them if it is given a closure. "update": what the optimizer changed
-            in a parameter; in recorded steps this needs memory for a copy of the watched parameters
-            of an optimizer while it steps. "optimizer_state": what the optimizer keeps for a
-            parameter, as the step left it; each tensor has a kind, such as
-            "optimizer_state.exp_avg". With either, a step is closed when the last optimizer is
-            done.
+        model: the model to record, not compiled yet; or several models, whose sites' names begin
+            with the place or key of their model, such as "0.encoder" or "generator.conv1".
+        optimizer: its step ends a step of the recording, numbered from 0. With several optimizers,
+            the last one that has not stepped yet ends the step; a warning names an optimizer that
+            stops or never begins. Without an optimizer, `Watch.step` ends the step. A wrapper, such
+            as Accelerate's or SAM, stands for the optimizer in it. An optimizer that gets a closure
+            ends the step when it returns, any other when it begins.
+        kinds: which tensors to record. "input", "output": floating-point tensors of a module's
+            calls. "grad_output": the gradients of its outputs. "grad_input": the gradients of its
+            inputs, each the total over all uses of the tensor. "param", "param_grad": a parameter
+            and its gradient as the optimizer is about to use them, or, with a closure, as the
+            optimizer left them. "update": the change of a parameter by the optimizer; in recorded
+            steps this needs memory for a copy of the watched parameters of one optimizer.
+            "optimizer_state": the optimizer's tensors for a parameter after its step, each a kind,
+            such as "optimizer_state.exp_avg". "update" and "optimizer_state" end the step when the
+            last optimizer is done. The default is "output", "grad_output" and "param_grad", and,
+            unless `include` is given, the "input" of the model as a whole, so that a bad batch is
+            seen; integers in it, such as token ids, count, too, as whole tensors.
         include: what to watch: a glob or a compiled regular expression for names of modules and
-            parameters, a module type, a callable (name, module) -> bool, or several of these.
-            By default every module without children, every part of the model that has parameters of
-            its own, such as `nn.MultiheadAttention`, and every parameter. A chosen module's
-            parameters are chosen with it. A name without wildcards must exist.
+            parameters, a module type, a callable (name, module) -> bool, or several of these. The
+            default is every module without children, every module that owns parameters, such as
+            `nn.MultiheadAttention`, and every parameter. A chosen module's parameters are chosen
+            with it. A name without wildcards must exist.
         exclude: what not to watch, in the same terms.
-        bins: the bins of one histogram per tensor; None for no such histograms. Those with a
-            `sample` count a part of each tensor's values, which costs less; see `LogBins`.
+        bins: the bins of one histogram per tensor; None for no such histograms. Bins with a
+            `sample` count some of each tensor's values, which costs less; see `LogBins`.
         channel_bins: the bins of one histogram per channel; None for no such histograms.
-        channel_dim: which dimension of modules' tensors has the channels: "auto" (see
+        channel_dim: the channel dimension of modules' tensors: "auto" (see
             `channels.channel_rule`), a dimension, None for the whole tensor, or a mapping of module
-            types to these. Parameters have their channels in dimension 0.
-        every: "auto": the first 64 steps are recorded, the next 32 are not, and by the difference
-            every 2^k-th step after these, the least k that keeps to the `budget`. What recording
-            takes is measured again at the multiples of 8192, and k then changes by one at most.
-            The ten steps that follow an incident, a leap of a logged loss, a new number of the
-            step, or a change of a learning rate by more than 2 are recorded, too. `coverage` has
-            each choice. Or a number: steps 0, every, 2 * every, ... are recorded, and ten after
-            an incident or a leap. What is logged is kept at all steps.
+            types to these. The channels of parameters are in dimension 0.
+        every: "auto" records the first 64 steps and not the next 32, and measures the cost of
+            recording by the difference. After these it records every 2^k-th step, with the least k
+            that keeps to the `budget`. At the multiples of 8192 it measures again, and k may change
+            by one. It also records the ten steps after an incident, a leap of a logged loss, a new
+            step number, or a change of a learning rate by more than 2. `coverage` lists each
+            choice. A number n records the steps 0, n, 2 * n, ..., and ten after an incident or a
+            leap. Logged numbers are kept at all steps.
         budget: with "auto", the share of the training's time that recording may take.
         out: a new or empty directory for the run, which `open_run` reads; None for no directory.
-            "{n}" in it stands for the first number that is free: "runs/a-{n}" is "runs/a-1", and
-            the next time "runs/a-2". `Watch.path` is the directory, absolute. Several ranks need a
-            process group for that.
+            "{n}" in it stands for the first free number: "runs/a-{n}" is "runs/a-1", and the next
+            time "runs/a-2"; several ranks need a process group for that. `Watch.path` is the
+            absolute path.
         append: whether `out` may hold a run of the same model and settings, which is continued:
             steps are numbered from the last recorded step, or from that of
             `Watch.load_state_dict`.
-        overwrite: whether a run in `out` is deleted. An open watch of this process that writes it
-            is closed first, so that a notebook's cell can run again. A directory with anything else
-            in it is refused, and so is a run that another process is writing.
-        max_bytes: the most bytes that the run may have in `out`, by default 10 GiB; None for any
-            number. Each rank may have an equal share. Old steps are thinned to keep below: the
+        overwrite: whether to delete a run in `out`. An open watch of this process that writes it is
+            closed first, so that a notebook's cell can run again. A directory that holds anything
+            else is refused, and so is a run that another process is writing.
+        max_bytes: the most bytes that the run may take in `out`, by default 10 GiB; None for no
+            limit. The ranks have equal shares. Old steps are thinned to stay below the limit: the
             newest quarter stays whole; every second older block of steps is deleted, then every
-            second of those that remain, and so on, the same blocks on all ranks. Ten recorded steps
-            before and after each incident that is no note stay, too, in up to half of it.
-            `Run.thinned` counts the deleted steps. By default a run that is continued keeps a wider
-            limit, None included. A line on stderr says at the second step what steps take, and
-            another one when the first are about to be deleted.
+            second of the remaining ones, and so on, the same blocks on all ranks. Ten recorded
+            steps before and after each incident worse than a note stay, too, in up to half of the
+            limit. `Run.thinned` counts the deleted steps. By default a continued run keeps a wider
+            limit, None included. A line on stderr estimates the size at the second step, and
+            another one announces the first deletion.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
         rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`, by name, class
-            or as a Rule; False or () for none. They check each recorded step, on the same thread as
-            sinks, and warn once when a problem starts; `Watch.incidents` and the run have all that
-            they say. Callables among them, such as `hookstats.actions.Slack(url)`, are called with
-            each incident. What the parameters are before the first step is read here, once.
+            or as a Rule; False or () for none. They check each recorded step on the thread of the
+            sinks, and warn once when a problem starts; `Watch.incidents` and the run have all
+            findings. Callables among them, such as `hookstats.actions.Slack(url)`, are called with
+            each incident. Rules read the parameters here, once, before the first step.
         mesh: over which ranks plain tensors are spread, where DDP, FSDP and DTensors do not say so:
-            a DeviceMesh with names. Nothing is known of plain tensors along dimensions whose names
-            begin with "tp" (tensor parallelism), nor of parameters along "ep" (experts). Along "pp"
-            (stages) are other modules, along "cp" and "sp" sequences are spread, along all others
-            batches.
-        reduce: how the ranks' tensors are merged during the training, for `Watch.latest`, sinks and
-            rules; None to merge them when the run is read. Watching then begins and ends as it does
-            on the other ranks.
+            a DeviceMesh with names. Ranks along "pp" have different stages, ranks along "cp" and
+            "sp" parts of sequences, ranks along all others parts of the batch. How ranks share
+            plain tensors along "tp..." (tensor parallelism), and parameters along "ep..."
+            (experts), is unknown.
+        reduce: how to merge the ranks' tensors during the training, for `Watch.latest`, sinks and
+            rules; None to merge them when the run is read. All ranks must then begin and end their
+            watches together.
         channels: which recorded steps keep their channels in `out`: "incidents" for the first 8,
-            one of 16, and those before (4) and after (10) what rules found that is worse than a
-            note; "always" or "never". Whole tensors are kept of all. `Watch.latest`, sinks and
-            rules have all channels anyway.
-        mask: the name of the argument of the model's forward, or of each model's, that is 0 where a
+            one of 16, and 4 before and 10 after each finding worse than a note; "always" or
+            "never". All recorded steps keep whole tensors. `Watch.latest`, sinks and rules get all
+            channels in any case.
+        mask: the name of an argument of the model's forward, or of each model's, that is 0 where a
             batch has padding, such as "attention_mask" [batch, time]: padding is left out of the
-            statistics of the calls' tensors and of their gradients. `Watch.mask` says of which
-            tensors; it also takes masks that are no argument. A call without the argument has none.
+            statistics of the calls' tensors and of their gradients. `Watch.mask` describes which
+            tensors, and takes masks that are no argument. A call without the argument has no mask.
 
-    Where an optimizer closes the steps, calls while gradients are off and the model (each, if there
-    are several) is in eval mode are of an evaluation; they are skipped, and `coverage` counts them.
-    So are calls of a model that is to learn without gradients, in training mode, and calls with
-    gradients, in eval mode, where the last step found it in training mode; a line says so once.
-    The first step whose calls are all like that shows that they are the training.
-    ``with w.phase("evaluation"):`` keeps them, apart. Without an optimizer all calls count.
+    Where an optimizer ends the steps, calls with gradients off and the model in eval mode (each
+    model, if there are several) are an evaluation; they are skipped, and `coverage` counts them. So
+    are calls without gradients in training mode, and calls with gradients in eval mode if the last
+    step was trained in training mode; one line says so. If all calls of the first step are like
+    that, they are the training. ``with w.phase("evaluation"):`` records an evaluation separately.
+    Without an optimizer all calls count.
 
-    If a module is called several times in a step, its calls are merged, but those with other
-    numbers of channels, which are sites of their own: `relu`, then `relu[64ch]`, and from the fifth
-    number of channels on `relu[whole]`, with the whole tensor as its channel. Calls while a
-    backward runs, which recompute a checkpoint's activations, are skipped; `coverage` counts them,
-    as it counts everything without statistics. A gradient counts each time a backward brings it.
+    If a module is called several times in a step, its calls are merged. Calls with other numbers of
+    channels are separate sites: `relu`, then `relu[64ch]`, and from the fifth number of channels on
+    `relu[whole]`, which takes the whole tensor as one channel. Calls during a backward, which
+    recompute a checkpoint's activations, are skipped; `coverage` counts them, as it counts
+    everything without statistics. A gradient counts each time a backward brings it.
 
     Raises:
         ValueError: a bad argument, a mask that the model's forward does not take, a selection that
-            matches nothing, a compiled model; a run in `out` that is to be continued has other
+            matches nothing, a compiled model; or the run in `out` that `append` continues has other
             settings, such as other `bins`.
         OSError: `out` cannot be written, holds another run and neither `append` nor `overwrite` is
             given, or another watch of this rank writes to `out`.

@@ -98,7 +98,7 @@ FAULTS: dict[str, tuple[nn.Module, Loss, str]] = {
     "softmax": (
         mlp(),
         lambda m, x: F.cross_entropy(F.softmax(m(x), -1), classes()),
-        "takes a softmax of what a softmax gave: a cross-entropy is of logits",
+        "takes a softmax of what a softmax gave: a cross-entropy takes logits",
     ),
     "softmax, smoothed": (
         mlp(),

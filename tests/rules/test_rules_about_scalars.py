@@ -293,7 +293,7 @@ def test_iterations_that_close_no_step(micro_batches: int) -> None:
             iterate(model, optimizer, w, closes=False)
         assert len(w.alerts) == 1
     assert [(alert.step, alert.site, alert.kind) for alert in got] == [(10, "loss", "scalar")]
-    assert "iterations in a row closed none" in got[0].message
+    assert "iterations in a row ended none" in got[0].message
 
 
 def test_micro_batches_that_an_epoch_leaves_over() -> None:

@@ -320,7 +320,7 @@ def test_other_formats_are_refused_as_such(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run\.json: format 2 is newer .* reads format 1: pip"):
         open_run(tmp_path)
     path.write_text('{"format_version": 3}')
-    says = r"run\.json: written by a hookstats from before the release, .*: record the run anew"
+    says = r"run\.json: written by a hookstats from before the release, .*: record the run again"
     with pytest.raises(ValueError, match=says):
         open_run(tmp_path)
     with pytest.raises(ValueError, match=says):

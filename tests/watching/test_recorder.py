@@ -237,7 +237,7 @@ def test_a_thread_that_is_gone_is_replaced(
         gone.join(20)
     assert not gone.is_alive()
     go_on = recorder.close if at == "close" else partial(recorder.submit, Closed(), 1)
-    with pytest.warns(RuntimeWarning, match="the recorder thread ended; another one goes on"):
+    with pytest.warns(RuntimeWarning, match="the recorder thread ended; a new one takes over"):
         go_on()
     recorder.close()
     assert open_run(tmp_path).steps == ([0] if at == "close" else [0, 1])
