@@ -20,6 +20,7 @@ def _of_text(r: Session, model: nn.Module, lr: float = 2e-3, **more: Any) -> Non
     take = windows(8)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
+        x = x.contiguous()  # T5 takes a view of its labels
         found: Tensor = model(input_ids=x, labels=x, **more).loss
         return found
 
@@ -141,8 +142,9 @@ def hf_efficientnet(r: Session) -> None:
     import transformers as t
 
     config = t.EfficientNetConfig(
-        width_coefficient=0.25, depth_coefficient=0.25, image_size=16, hidden_dim=64, num_labels=4
-    )
+        width_coefficient=0.25, depth_coefficient=0.25, image_size=16, hidden_dim=320, num_labels=4,
+        strides=[1, 2, 2, 1, 1, 2, 1],
+    )  # fmt: skip
     _of_labels(r, t.EfficientNetForImageClassification(config), lambda x: {"pixel_values": x})
 
 

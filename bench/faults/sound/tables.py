@@ -106,7 +106,7 @@ def matrix_factorisation(r: Session) -> None:
     users, items = nn.Embedding(60, r.width(8)), nn.Embedding(80, r.width(8))
     for layer in (users, items):
         nn.init.normal_(layer.weight, std=0.01)
-    model = nn.ModuleDict({"users": users, "items": items})
+    model = nn.ModuleDict({"user": users, "item": items})
     truth = torch.randn(60, 4) @ torch.randn(4, 80) / 2
 
     def take() -> tuple[Tensor, Tensor]:
