@@ -21,6 +21,8 @@ from hookstats.stats.state import M2
 
 _FLOOR = 2.0**-60
 """What stands for an rms of zero."""
+_ROUNDING = 1e-5
+"""By how much of its rms a constant may deviate, since sums of fp32 are rounded."""
 _NUMBER = re.compile(r"\d+")
 _COMPARED = ("output", "grad_output", "param_grad")
 
@@ -166,7 +168,9 @@ class Collapse(Rule):
     what enters has been lost on the way, as in deep networks of sigmoids (Glorot and Bengio, 2010),
     and biases are left. The rule looks at outputs of `channels` channels or more, but the
     last one, as heads may begin small; a branch whose output is nearly constant beside one that is
-    not takes nothing away. The alert is about the first in execution order; its value is the share.
+    not takes nothing away, and one that is constant to rounding takes the same for each sample, as
+    a code that all samples share. The alert is about the first in execution order; its value is the
+    share.
     """
 
     name: ClassVar[str] = "collapse"
@@ -192,10 +196,9 @@ class Collapse(Rule):
         if history.last_output is not None:
             told[history.last_output] = False
         places = np.flatnonzero(told)
-        little = (share[places] > 0) & (share[places] <= self.share)
-        depends = np.flatnonzero(~little)
+        depends = np.flatnonzero(~(share[places] <= self.share))
         first = int(depends[-1]) + 1 if len(depends) else 0
-        if first < len(places):
+        if first < len(places) and share[places[first]] > _ROUNDING:
             i = int(places[first])
             says = f"hardly depends on the sample: it deviates by {share[i]:.2%} of its rms"
             if first + 1 < len(places):

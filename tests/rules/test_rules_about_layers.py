@@ -58,7 +58,12 @@ def test_an_output_that_hardly_depends_on_the_sample() -> None:
     beside = [{("a", "output"): little, ("b", "output"): head, ("head", "output"): head}] * 12
     assert not alerts(Collapse(), beside)
     assert not alerts(Collapse(), of(biases + 0.1 * torch.randn(64, 16)))
-    assert not alerts(Collapse(), of(torch.ones(64, 16)))
+    # A constant is a choice, as of one code for all samples; behind what was lost, it is lost.
+    constant = biases.expand(64, 16)
+    for same in (constant, constant + 1e-7 * torch.randn(64, 16)):
+        assert not alerts(Collapse(), of(same))
+        behind = {("a", "output"): little, ("b", "output"): same, ("head", "output"): head}
+        assert [found.site for found in alerts(Collapse(), [behind] * 10)] == ["a"]
     assert not alerts(Collapse(), [{("head", "output"): little}] * 12)  # heads may begin small
 
 
