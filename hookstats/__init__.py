@@ -16,6 +16,7 @@ from hookstats._version import __version__
 
 if TYPE_CHECKING:
     from hookstats import insight, rules, sinks
+    from hookstats.hooks.attention import attention
     from hookstats.hooks.coverage import Coverage
     from hookstats.hooks.observe import observe
     from hookstats.insight.comparison import RunComparison, compare
@@ -66,6 +67,7 @@ __all__ = [
     "Watch",
     "__version__",
     "actions",
+    "attention",
     "capture",
     "channel_stats",
     "check",
@@ -91,6 +93,7 @@ import_module("hookstats.records.display").on_first_use(
 # run needs no kernels.
 _HOMES = {
     "hooks.coverage": ("Coverage",),
+    "hooks.attention": ("attention",),
     "hooks.observe": ("observe",),
     "insight.comparison": ("RunComparison", "compare"),
     "kernels.of_tensor": ("channel_stats",),

@@ -347,6 +347,15 @@ def mark_constant(function: Callable[..., object]) -> None:
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def script_as(function: Callable[..., object], operator: str) -> None:
+    """Have torch.jit.script take `function` for an operator (all; without it: scripting what calls
+    it fails)."""
+    with suppress(ImportError, AttributeError):
+        from torch.jit._builtins import _register_builtin
+
+        _register_builtin(function, operator)
+
+
 def has_static_value(size: int) -> bool:
     """Whether a size is the same in every run of the graph (all; required where dynamo traces)."""
     from torch.fx.experimental.symbolic_shapes import has_static_value

@@ -207,6 +207,12 @@ class DoubleBuffer:
         if self.native is not None:
             self.native.phase = phase
 
+    def is_observing(self) -> bool:
+        """Whether hooks observe a module's call now, of training or of a phase."""
+        if not self.recording or self.phase < 0 or self.is_captured():
+            return False
+        return self.phase > 0 or not self.is_evaluation()
+
     def seconds(self) -> float | None:
         """How long threads have held the lock so far: what hooks cost the training. None without
         C++ hooks, as Python's locks cannot tell."""

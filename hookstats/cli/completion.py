@@ -38,7 +38,7 @@ def answer(parser: argparse.ArgumentParser) -> None:
     from hookstats.records.keys import MODULE_KINDS, PARAMETER_KINDS
 
     with suppress(ImportError):
-        complete, kinds = _require(), (*MODULE_KINDS, *PARAMETER_KINDS)
+        complete, kinds = _require(), (*MODULE_KINDS, *PARAMETER_KINDS, "attention")
         for action in _actions(parser):
             if action.dest in ("run", "a", "b", "directory"):
                 action.completer = _runs  # type: ignore[attr-defined]

@@ -95,7 +95,7 @@ class Coverage:
     """The calls of models that were left out as those of an evaluation though gradients were on, or
     the model in training mode: no site counts them."""
     unseen: dict[str, str] = field(default_factory=dict)
-    """What rules could not look at, or not at all of it, with the reason."""
+    """What could not be looked at, or not at all of it, with the reason."""
 
     def __iter__(self) -> Iterator[SiteCoverage]:
         return iter(self.rows)

@@ -52,6 +52,8 @@ class Selection:
         self.owners: dict[str, tuple[nn.Module, str]] = {}
         """The module that has each chosen parameter, and the module's name for it."""
         self._included, self._excluded = included, excluded
+        self.all_modules: dict[str, nn.Module] = dict(named)
+        """Chosen or not."""
         self._names: list[str] = []
         self._module_names: list[str] = []
         seen: set[nn.Parameter] = set()
@@ -79,7 +81,7 @@ class Selection:
     def names(self) -> Selection:
         """The selection without what it chose: it keeps no module alive."""
         found = copy.copy(self)
-        found.modules, found.parameters, found.owners = {}, {}, {}
+        found.modules, found.parameters, found.owners, found.all_modules = {}, {}, {}, {}
         return found
 
     def wants(self, name: str, module: nn.Module) -> bool:

@@ -53,6 +53,8 @@ class Sites:
             bool,
         )
         """bool [S]: which sites are inputs of the model, or arguments of a module but the first."""
+        self.attention = self.of_kind("attention")
+        """bool [S]: which sites tell of attention; NaNs there are queries without a key."""
         self._found: dict[Hashable, Any] = {}
 
     def once(self, find: Callable[[Sites], _T]) -> _T:
@@ -289,7 +291,7 @@ class History:
         self._all_rms[at[seen]] = moved[seen]
         bad = column("nan") + column("posinf") + column("neginf")
         masks = (column("nan") + column("posinf") == 0) & (column("zero") == column("count"))
-        self.nonfinite = (bad > 0) & ~(self.sites.arguments & masks)
+        self.nonfinite = (bad > 0) & ~(self.sites.arguments & masks) & ~self.sites.attention
         self.nonfinite_steps = self.nonfinite_steps + 1 if self.nonfinite.any() else 0
         seen_before, _, calls_before = self._all_seen[at].T
         begins = seen_before < _START

@@ -41,8 +41,9 @@ class NonFinite(Rule):
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if not history.nonfinite.any():
             return
-        arguments = np.flatnonzero(history.sites.arguments & ~history.nonfinite)
-        first = first_nonfinite(record, arguments.tolist())
+        sites = history.sites
+        masks = np.flatnonzero((sites.arguments | sites.attention) & ~history.nonfinite)
+        first = first_nonfinite(record, masks.tolist())
         if first is None:
             return
         counts = {"NaN": first.nan, "+inf": first.posinf, "-inf": first.neginf}
@@ -226,6 +227,7 @@ class SuddenShift(Rule):
         up &= ~history.gradient | history.sites.of_kind("param_grad")
         down = (np.maximum(rms, last) * factor <= least) & ~history.gradient
         found = (up | down) & (np.isfinite(np.log2(before)).sum(1) >= self.steps)
+        found &= ~history.sites.attention  # heads may learn what to look at within a few steps
         for site, others in _first_of_kind(record, found):
             usual = np.nanmedian(before[site])
             times = f"{rms[site] / usual:.3g} times its median over the steps before"

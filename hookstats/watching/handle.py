@@ -138,11 +138,13 @@ class Watch(Unique):
             self._keep(module, self._observers.attach(selection, name))
         self._handles += self._masks.attach_ends(models)
         self._handles += self._roots.attach_ends()
+        self._handles += self._observers.attach_attention(selection)
         for name in selection.parameters:
             self._observers.add_parameter(selection, name)
         for optimizer in optimizers:
             self._add_optimizer(optimizer)
-        self._handles.append(listen(partial(_attach_point, weakref.ref(self), selection.names())))
+        attach = partial(_attach_point, weakref.ref(self), selection.names())
+        self._handles.append(listen(attach, self._buffers.is_observing))
 
     def attach_point(self, name: str, point: Point) -> None:
         """Set the hooks of a point of `observe`, at its first call."""
@@ -347,7 +349,10 @@ class Watch(Unique):
             failures=self._uncounted | self._recorder.failures_of_all(),
             budget=self._when.report(),
             evaluations=self._roots.evaluations,
-            unseen={f"the graph of {name}": why for name, why in self._graphs.unseen.items()},
+            unseen={
+                **{f"the graph of {name}": why for name, why in self._graphs.unseen.items()},
+                **self._observers.attention.unseen,
+            },
         )
 
     def __repr__(self) -> str:

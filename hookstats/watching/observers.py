@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.after_step import AfterStep
+from hookstats.hooks.attention import ATTENTION, Attention
 from hookstats.hooks.channels import Rule, WithIntegers, channel_rule, parameter_rule
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.dynamo import compiled_callers, reset_compiled
@@ -53,6 +54,7 @@ class Observers:
         self._of_phases: list[Sites] = []
         self.parameters = Parameters(buffers)
         self.after_step = AfterStep(buffers)
+        self.attention = Attention(buffers, sharding)
 
     def add_parameter(self, selection: Selection, name: str) -> None:
         """Have a parameter observed, as the settings say."""
@@ -84,6 +86,13 @@ class Observers:
         rule = WithIntegers(channel_rule(model, self._settings.channel_dim))
         return self._attach(name, model, ("input",), rule)
 
+    def attach_attention(self, selection: Selection) -> list[RemovableHandle]:
+        """Have the attention of the modules recorded, if the settings say so."""
+        if ATTENTION not in self._settings.kinds:
+            return []
+        modules = {n: m for n, m in selection.all_modules.items() if selection.wants(n, m)}
+        return [self.attention.attach(modules)]
+
     def attach_point(
         self, name: str, point: Point, phases: Mapping[str, int]
     ) -> list[RemovableHandle]:
@@ -112,6 +121,7 @@ class Observers:
     ) -> list[tuple[nn.Module, list[RemovableHandle]]]:
         """Register the hooks of a phase on all modules that have hooks. What is compiled already is
         compiled again, with these hooks."""
+        self.attention.phases[number] = phase
         found = [(watched, watched.module()) for watched in self._watched]
         there = [(watched, module) for watched, module in found if module is not None]
         made = [
@@ -199,4 +209,5 @@ class Observers:
 
     def _with_rows(self) -> Iterable[Sites | Widths]:
         """What has rows in the coverage: of phases, where there were tensors."""
-        return chain(*self._sites, (sites for sites in self._of_phases if sites))
+        of_phases = (sites for sites in self._of_phases if sites)
+        return chain(*self._sites, of_phases, self.attention.sites())

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from hookstats._torch import takes_step_hooks
 from hookstats.hooks.attach import MODULE_KINDS, check_kinds, check_model
+from hookstats.hooks.attention import ATTENTION
 from hookstats.hooks.channels import ChannelDim, check_channel_dim
 from hookstats.hooks.selection import Selection
 from hookstats.runs.kept_channels import CHOICES
@@ -22,7 +23,7 @@ from hookstats.stats.bins import EXPECTED_BINS, LinearBins, LogBins
 
 PARAMETER_KINDS = ("param", "param_grad", "update")
 OPTIMIZER_STATE = "optimizer_state"
-KINDS = (*MODULE_KINDS, *PARAMETER_KINDS, OPTIMIZER_STATE)
+KINDS = (*MODULE_KINDS, *PARAMETER_KINDS, OPTIMIZER_STATE, ATTENTION)
 """The kinds of tensors that can be watched."""
 
 KINDS_BY_DEFAULT = ("output", "grad_output", "param_grad")
@@ -30,6 +31,17 @@ KINDS_BY_DEFAULT = ("output", "grad_output", "param_grad")
 
 AUTO = "auto"
 """The value of `every` by which the budget decides, see `schedule`."""
+
+
+def with_default(kinds: Collection[str] | None) -> tuple[Collection[str], bool]:
+    """The kinds that `kinds` stands for, and whether those by default are among them: where it is
+    None, or has "default"."""
+    if kinds is None:
+        return KINDS_BY_DEFAULT, True
+    if isinstance(kinds, str) or not isinstance(kinds, Collection) or "default" not in kinds:
+        return kinds, False
+    others = [kind for kind in kinds if kind not in ("default", *KINDS_BY_DEFAULT)]
+    return (*KINDS_BY_DEFAULT, *others), True
 
 
 class Settings(NamedTuple):

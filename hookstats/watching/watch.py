@@ -31,7 +31,6 @@ from hookstats.watching.out import is_taken, numbered
 from hookstats.watching.recorder import Recorder
 from hookstats.watching.reduce import Exchange, Reduce
 from hookstats.watching.settings import (
-    KINDS_BY_DEFAULT,
     Settings,
     as_models,
     as_optimizers,
@@ -42,6 +41,7 @@ from hookstats.watching.settings import (
     check_sinks,
     models_with_inputs,
     together,
+    with_default,
 )
 from hookstats.watching.setup import setup_of
 from hookstats.watching.sinks import Sink
@@ -100,9 +100,12 @@ def watch(
             steps this needs memory for a copy of the watched parameters of one optimizer.
             "optimizer_state": the optimizer's tensors for a parameter after its step, each a kind,
             such as "optimizer_state.exp_avg". "update" and "optimizer_state" end the step when the
-            last optimizer is done. The default is "output", "grad_output" and "param_grad", and,
-            unless `include` is given, the "input" of the model as a whole, so that a bad batch is
-            seen; integers in it, such as token ids, count, too, as whole tensors.
+            last optimizer is done. "attention": how heads attend in calls of
+            `torch.nn.functional.scaled_dot_product_attention`, see `attention`, by the names of the
+            modules that make the calls. The default is "output", "grad_output" and "param_grad",
+            and, unless `include` is given, the "input" of the model as a whole, so that a bad batch
+            is seen; integers in it, such as token ids, count, too, as whole tensors. "default"
+            stands for it: ``kinds=("default", "attention")``.
         include: what to watch: a glob or a compiled regular expression for names of modules and
             parameters, a module type, a callable (name, module) -> bool, or several of these. The
             default is every module without children, every module that owns parameters, such as
@@ -193,8 +196,8 @@ def watch(
     max_bytes = check_max_bytes(max_bytes)
     check_out(append, overwrite)
     check_mesh(mesh)
-    by_default = kinds is None and include is None
-    kinds = KINDS_BY_DEFAULT if kinds is None else kinds
+    kinds, has_default = with_default(kinds)
+    by_default = has_default and include is None
     settings = Settings(
         kinds, bins, channel_bins, channel_dim, every, budget, channels, mask
     ).checked()

@@ -155,6 +155,55 @@ def test_the_first_call_of_a_name_says_where_the_channels_are() -> None:
     assert record["whole", "output"].count.tolist() == [6]
 
 
+class Counted(Rotated):
+    """A model that records a quantity: the largest value of each sample."""
+
+    calls = 0
+
+    def quantity(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        assert not torch.is_grad_enabled()
+        self.largest = x.amax(1)
+        return self.largest
+
+    def inner(self, x: Tensor) -> Tensor:
+        rotated = self.first(x).sin()
+        assert hs.observe("largest", lambda: self.quantity(rotated), channel_dim=None) is None
+        return rotated
+
+
+def test_a_quantity_is_computed_where_it_is_recorded() -> None:
+    model = Counted("")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    assert model.calls == 0
+    with hs.watch(model, optimizer, every=2) as w:
+        for _ in range(4):
+            with torch.no_grad():
+                model.eval()(torch.randn(5, 6))
+            step(model.train(), optimizer)
+        record = w.latest
+        row = w.coverage()["largest", "output"]
+    assert model.calls == 2
+    assert (record.step, row.forwards, row.observed) == (2, 2, 2)
+    assert ("largest", "grad_output") not in record
+    hs.observe("largest", model.quantity)
+    assert model.calls == 2
+
+
+def test_a_quantity_that_fails_is_left_out_once() -> None:
+    def fails() -> Tensor:
+        raise RuntimeError("no such thing")
+
+    with hs.watch(nn.Linear(2, 2), every=1) as w:
+        with pytest.warns(RuntimeWarning, match="computing 'bad' failed: RuntimeError: no such"):
+            hs.observe("bad", fails)
+        hs.observe("bad", fails)
+        hs.observe("good", lambda: torch.ones(3))
+        w.step()
+        assert [name for name, _ in w.latest] == ["good"]
+
+
 @pytest.mark.parametrize(("name", "dim"), [("", "auto"), (3, "auto"), ("a", "last")])
 def test_bad_arguments_are_named(name: str, dim: str) -> None:
     with hs.watch(nn.Linear(2, 2)), pytest.raises(ValueError, match=r"^(name|channel_dim) = "):
@@ -171,3 +220,14 @@ def test_compiled_code_has_it_in_its_one_graph() -> None:
         record = w.latest
     assert record["rotated", "output"].count.tolist() == [5] * 6
     assert record["rotated", "grad_output"].count.tolist() == [5] * 6
+
+
+@pytest.mark.check
+def test_compiled_code_leaves_quantities_out(capfd: pytest.CaptureFixture[str]) -> None:
+    model = Counted("")
+    with hs.watch(model, every=1) as w:
+        torch.compile(model, fullgraph=True, backend="aot_eager")(torch.randn(5, 6))
+        w.step()
+        assert ("largest", "output") not in w.latest
+    assert model.calls == 0
+    assert "'largest' is not computed in compiled code" in capfd.readouterr().err
