@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
 from typing import ClassVar
 
 import numpy as np
@@ -84,26 +86,28 @@ class Loss(ScalarRule):
     def _of(self, step: int, name: str, value: float, history: History) -> _Found:
         if not math.isfinite(value):
             return f"is {value}", "error"
-        is_whole = _is_whole(name) or sum(map(is_loss, history.scalars)) == 1
-        count = history.counts[name]
-        if count <= _NEAR:
-            return None
-        past = np.array(history.scalars[name][-SCALARS:])
-        past = past[np.isfinite(past)]
+        count, values = history.counts[name], history.scalars[name]
         begun = [x for x in history.first[name] if math.isfinite(x)]
-        if len(past) <= _NEAR or len(begun) < 8:
+        if count <= _NEAR or len(begun) < 8:
             return None
-        found = self._leap(past, begun, history.small.get(step) is False)
+        found = None
+        if _is_far(values):
+            found = self._leap(_finite(values), begun, history.small.get(step) is False)
+        is_whole = _is_whole(name) or sum(map(is_loss, history.scalars)) == 1
         if found is None and is_whole:
-            found = self._climbs(past, begun, history) or self._flat(past, count, begun, history)
+            found = self._climbs(values, begun, history)
+        if found is None and is_whole and count in (self.first, self.steps, 4 * self.steps):
+            found = self._flat(_finite(values), count, begun, history)
         return found
 
     def _leap(self, past: _Values, begun: list[float], at_once: bool) -> _Found:
+        if len(past) <= _NEAR:
+            return None
         usual = float(np.median(past[-_NEAR - 3 : -3]))
         value, lasting = float(past[-1]), float(past[-3:].min())
         gain = float(np.median(begun[:8])) - float(np.quantile(past[:-1], 0.1))
-        if max(value, lasting) - usual <= self.leap * gain:
-            return None  # as in most steps
+        if value - usual <= self.leap * gain:
+            return None
         before = past[:-3] if lasting - usual > self.leap * gain else past[:-1]
         if len(before) <= _NEAR + 3:
             return None
@@ -119,17 +123,17 @@ class Loss(ScalarRule):
             return says, "warning" if lasts or at_once else "note"
         return None
 
-    def _climbs(self, past: _Values, begun: list[float], history: History) -> _Found:
-        last, first = float(np.median(past[-_NEAR:])), max(begun[:8])
+    def _climbs(self, values: list[float], begun: list[float], history: History) -> _Found:
+        last, first = median(values[-_NEAR:]), max(begun[:8])
+        if not last > min(self.climb, self.diverge) * first > 0:
+            return None  # as in most steps
         guess = _guess(history)
-        is_guess = bool(guess) and abs(float(np.median(begun[:8])) - guess) <= 0.3 * guess
-        if first > 0 and last > (self.climb if is_guess else self.diverge) * first:
+        is_guess = bool(guess) and abs(median(begun[:8]) - guess) <= 0.3 * guess
+        if last > (self.climb if is_guess else self.diverge) * first:
             return f"climbs: it is {last:.4g} after {first:.4g} at the start", "warning"
         return None
 
     def _flat(self, past: _Values, count: int, begun: list[float], history: History) -> _Found:
-        if count not in (self.first, self.steps, 4 * self.steps):
-            return None
         if len(past) < count and count <= SCALARS:
             return None
         first, last = np.array(begun), past[-max(_NEAR, min(count, len(past)) // 3) :]
@@ -151,10 +155,29 @@ class Loss(ScalarRule):
         return says, "warning" if is_guess and count >= self.steps else "note"
 
 
+@lru_cache(1024)
 def is_loss(name: str) -> bool:
     """Whether a scalar of this name is a loss of the training."""
     lower = name.lower()
     return bool(_LOSS.search(lower)) and _ELSEWHERE.isdisjoint(re.split(r"[/_ .-]", lower))
+
+
+def _is_far(values: list[float]) -> bool:
+    """Whether the last value is further above those before than twice the greatest of these was:
+    what leaps is, and few others are, which saves most steps their medians."""
+    recent = values[-2 * _NEAR - 3 : -3]
+    if len(recent) < 2 * _NEAR or not all(map(math.isfinite, recent)):
+        return True
+    at = max(range(_NEAR, 2 * _NEAR), key=recent.__getitem__)
+    away = recent[at] - median(recent[at - _NEAR : at])
+    return values[-1] - median(recent[_NEAR:]) > max(2 * away, 0)
+
+
+def _finite(values: list[float]) -> _Values:
+    """The finite ones of the last values."""
+    past: _Values = np.array(values[-SCALARS:])
+    found: _Values = past[np.isfinite(past)]
+    return found
 
 
 def _is_whole(name: str) -> bool:

@@ -211,7 +211,7 @@ class Monitor:
         def shows(rule: Rule, key: Any) -> bool:
             return rule.scope != "site" or key in record or _is_of(key, values)
 
-        return self._check(look, record.step, shows)
+        return self._check(look, record.step, shows, self._rules)
 
     def _examine_scalars(self, step: int, values: Mapping[str, float]) -> _Given:
         """What the rules give of scalars that come without their record."""
@@ -228,7 +228,9 @@ class Monitor:
         def shows(rule: Rule, key: Any) -> bool:
             return _is_of(key, values)
 
-        return self._check(look, step, shows)
+        # Others have nothing to say of most steps.
+        rules = [r for r in self._rules if type(r).check_scalars is not Rule.check_scalars]
+        return self._check(look, step, shows, rules)
 
     def _examine_fact(self, step: int, fact: Fact) -> _Given:
         self._history.push_fact(fact)
@@ -236,7 +238,7 @@ class Monitor:
         def look(rule: Rule) -> list[Alert]:
             return list(rule.check_fact(step, fact, self._history))
 
-        return self._check(look, step, lambda rule, key: False, is_sure=True)
+        return self._check(look, step, lambda rule, key: False, self._rules, is_sure=True)
 
     def _called(self, rule: Rule, look: Callable[[Rule], list[Alert]]) -> list[Alert] | None:
         """What a rule finds; None where it fails, or is left out after it failed."""
@@ -258,12 +260,13 @@ class Monitor:
         look: Callable[[Rule], list[Alert]],
         step: int,
         shows: Callable[[Rule, Any], bool],
+        rules: Sequence[Rule],
         is_sure: bool = False,
     ) -> _Given:
         """What rules find in a step, beyond what they reported before."""
         given: _Given = []
         entries: list[AlertEntry] = []
-        for rule in list(self._rules):
+        for rule in list(rules):
             found = self._called(rule, look)
             alerts = [] if found is None else self._begun(rule, found, step, shows, is_sure)
             if not alerts:

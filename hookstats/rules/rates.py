@@ -19,6 +19,7 @@ from hookstats.rules.rule import Rule, ScalarRule, at_least, fraction
 from hookstats.rules.setup import Group
 
 _RATE = "lr/"
+_SAME = 1e-3  # values that differ by no more are the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +141,8 @@ class Clipping(ScalarRule):
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
         norm, last = values.get(GRADIENT_NORM), history.scalars[GRADIENT_NORM][-25:-1]
-        bound = always_clipped(history)
-        if norm is not None and bound and history.counts[GRADIENT_NORM] == 40:
+        is_time = norm is not None and history.counts[GRADIENT_NORM] == 40
+        if is_time and (bound := always_clipped(history)):
             says = f"is {bound:.4g} in each step: gradients are always clipped"
             helps = "raise max_norm, unless the learning rate is meant for it"
             key = (GRADIENT_NORM, SCALAR)
@@ -162,11 +163,14 @@ class Clipping(ScalarRule):
 
 
 def always_clipped(history: History) -> float:
-    """The norm that all gradients so far were clipped to; 0 where they were not."""
+    """The norm that all gradients so far were clipped to; 0 where they were not, or where every
+    tensor stays as it is, as with a single batch and a learning rate of 0."""
     norms = history.scalars.get(GRADIENT_NORM, [])
-    if len(norms) < 8 or not 0 < max(norms) < math.inf:
+    if len(norms) < 8 or not 0 < max(norms) < math.inf or not history.pushed:
         return 0.0
-    return norms[-1] if min(norms) >= (1 - 1e-3) * max(norms) else 0.0
+    past = history.past_rms
+    varies = (np.fmax.reduce(past, 1) > (1 + _SAME) * np.fmin.reduce(past, 1)).any()
+    return norms[-1] if varies and min(norms) >= (1 - _SAME) * max(norms) else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,12 +229,11 @@ class UpdateSize(Rule):
         else:
             yield from self._of_groups(record, history, ratios)
             return
-        bound = always_clipped(history)
-        helps = (
-            ""
-            if middle > self.most or at_once > 100 * self.most or not bound
-            else (f"raise max_norm: every step clips gradients to {bound:.3g}")
-        )
+        helps, bound = "", always_clipped(history)
+        if not any(past[-1] for past in _rates(history)):
+            helps = "raise the learning rate: it is 0"
+        elif bound and now[largest] < self.least:
+            helps = f"raise max_norm: every step clips gradients to {bound:.3g}"
         says += f"; the median of all is {at_once:.2g}"
         yield self.alert(record, largest, says, at_once, advice=helps)
 
@@ -334,11 +337,14 @@ def _size(group: Group, gradient: float) -> float:
 
 def _has_faded(history: History) -> bool:
     """Whether a learning rate is next to nothing beside its greatest: `LearningRate` tells."""
-    rates = (past for name, past in history.scalars.items() if name.startswith(_RATE))
-    return any(past[-1] < 1e-3 * max(past) for past in rates if past)
+    return any(past[-1] < 1e-3 * max(past) for past in _rates(history))
 
 
 def _grows(history: History) -> bool:
     """Whether a learning rate is in its warm-up."""
-    rates = (past for name, past in history.scalars.items() if name.startswith(_RATE))
-    return any(len(past) > 1 and past[-1] > past[-2] for past in rates)
+    return any(len(past) > 1 and past[-1] > past[-2] for past in _rates(history))
+
+
+def _rates(history: History) -> list[list[float]]:
+    """Of each parameter group: the learning rate, step by step."""
+    return [past for name, past in history.scalars.items() if name.startswith(_RATE) and past]

@@ -71,6 +71,7 @@ class PartWriter:
         self.session = 0
         """That of the parts to come."""
         self._rows: dict[str, list[Rows]] = {folder: [] for folder in encoders}
+        self._pending = 0  # the bytes of these
         self._sealed: list[tuple[Written, dict[str, Any]]] = []  # parts that are not on the disk
         self._parts: dict[int, Written] = {}  # those that are, by number
         self._replaces: set[int] = set()  # the numbers of those that training went back with
@@ -154,12 +155,14 @@ class PartWriter:
         self._begin()
         self._before = rows.step
         self._rows[self._main].append(rows)
+        self._pending += rows.nbytes
 
     def add_beside(self, folder: str, rows: Sequence[Rows]) -> None:
         """Take rows of other directories, of steps that were added before."""
         if rows:
             self._begin()
             self._rows[folder] += rows
+            self._pending += sum([each.nbytes for each in rows])
 
     def _begin(self) -> None:
         if not self._waits:
@@ -213,10 +216,6 @@ class PartWriter:
         return self._written - sum([len(part.steps) for part in there])
 
     @property
-    def _pending(self) -> int:
-        return sum([each.nbytes for rows in self._rows.values() for each in rows])
-
-    @property
     def _waiting(self) -> int:
         """The bytes in memory."""
         return self._pending + sum([part.size for part, _ in self._sealed])
@@ -249,7 +248,7 @@ class PartWriter:
         self._sealed.append((Written(name, tuple(steps), size), files))
         self._number += 1
         self._written += len(steps)
-        self._rows = {folder: [] for folder in self._encoders}
+        self._rows, self._pending = {folder: [] for folder in self._encoders}, 0
         self._gaps = {}
 
     def _put(self) -> None:

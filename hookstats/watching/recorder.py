@@ -268,9 +268,11 @@ class Recorder:
     def is_current_thread(self) -> bool:
         """Whether the recorder, a sink, or what these call, asks."""
         current = threading.current_thread()
-        of_rules = [worker.thread for worker in list(self._of_rules.values())]
-        of_others = self._sinks.has_thread(current) or self._notices.has_thread(current)
-        return current in (self._thread, *of_rules) or of_others
+        if current is self._thread:
+            return True
+        if any(worker.thread is current for worker in list(self._of_rules.values())):
+            return True
+        return self._sinks.has_thread(current) or self._notices.has_thread(current)
 
     def _put(self, request: _Step | _Call, step: int) -> bool:
         """Ask the thread for something; whether there is a thread."""

@@ -148,3 +148,11 @@ def test_a_clip_that_stops_the_weights_is_the_remedy() -> None:
     assert alert.advice.startswith("raise max_norm: every step clips gradients to 1e-05")
     (alert,) = said(UpdateSize, steps=20, lr=1e-9)
     assert alert.advice == ""
+
+
+@pytest.mark.parametrize(("lr", "advice"), [(0.0, "raise the learning rate: it is 0"), (1e-9, "")])
+def test_gradients_of_one_batch_are_not_clipped(lr: float, advice: str) -> None:
+    batch = torch.randn(30, 6)
+    (alert,) = said(UpdateSize, change=lambda x: batch, steps=20, lr=lr)
+    assert alert.advice == advice
+    assert said(Clipping, change=lambda x: batch, steps=44, lr=lr) == []
