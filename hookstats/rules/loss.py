@@ -124,7 +124,8 @@ class Loss(ScalarRule):
         return None
 
     def _climbs(self, values: list[float], begun: list[float], history: History) -> _Found:
-        last, first = median(values[-_NEAR:]), max(begun[:8])
+        finite = [x for x in values[-2 * _NEAR :] if math.isfinite(x)]
+        last, first = median(finite[-_NEAR:]), max(begun[:8])
         if not last > min(self.climb, self.diverge) * first > 0:
             return None  # as in most steps
         guess = _guess(history)
