@@ -30,6 +30,13 @@ WINDOW = 32
 _START = 4
 """How many steps are the start of a tensor."""
 
+_KNOWN = 8
+"""In how many steps in a row a gradient has to be that of a cross-entropy, which it may be in one
+by chance."""
+
+_ROUNDING = 1e-3
+"""By how much of their magnitude gradients of logits may miss a sum of zero: they are rounded."""
+
 SCALARS = 512
 """How many values are kept per scalar."""
 
@@ -79,6 +86,14 @@ class SeenTargets(NamedTuple):
     where a model is sure of it."""
     channel: int = -1
     """The last of these channels."""
+    entropies: int = 0
+    """In how many steps, in a row, it was that of a cross-entropy; once it was in `_KNOWN`, the
+    loss is taken for one: of outputs that are certain, the gradient is rounded away."""
+
+    @property
+    def is_entropy(self) -> bool:
+        """Whether the loss was known as the cross-entropy of the last output's softmax."""
+        return self.entropies >= _KNOWN
 
 
 class History:
@@ -276,12 +291,30 @@ class History:
             self.sums.push(self.channels)
         if self.last_gradient is not None:
             rows = slice(*record.offsets[self.last_gradient : self.last_gradient + 2])
-            several, alike, one = self.targets
+            several, alike, one, entropies = self.targets
+            if entropies < _KNOWN:
+                entropies = entropies + 1 if self.shows_entropy() else 0
             negative = np.flatnonzero(self.channels("min")[rows] < 0).tolist()
             if len(negative) == 1 or (alike and not negative):
-                self.targets = SeenTargets(several, alike + 1, *(negative or [one]))
+                channel = negative[0] if negative else one
+                self.targets = SeenTargets(several, alike + 1, channel, entropies)
             else:
-                self.targets = SeenTargets(several + 1 if not alike else 1)
+                self.targets = SeenTargets(several + 1 if not alike else 1, entropies=entropies)
+
+    def shows_entropy(self) -> bool:
+        """Whether this step's loss is the cross-entropy of the last output's softmax.
+
+        The gradient of such a loss is the difference of two distributions over the channels, what
+        is predicted less the targets: its sum over the channels is zero.
+        """
+        site = self.last_gradient
+        if site is None or self.sites.sites[site].channels < 2:
+            return False
+        rows = slice(*self._record.offsets[site : site + 2])
+        mean, count, l1 = (self.channels(name)[rows] for name in ("mean", "count", "l1"))
+        magnitude = float(l1.sum())
+        total = float((mean * count).sum()) if count.all() else math.inf
+        return magnitude > 0 and abs(total) <= _ROUNDING * magnitude
 
     def _push_tensors(self, record: StepRecord) -> None:
         column, at = self.columns, self._at

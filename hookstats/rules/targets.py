@@ -15,32 +15,14 @@ from hookstats.records.sparse import Float64
 from hookstats.rules.facts import Fact, LoopFact
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
-from hookstats.stats.state import COUNT, L1, MEAN
+from hookstats.stats.state import COUNT
 
-_ROUNDING = 1e-3
-"""By how much of their magnitude gradients of logits may miss a sum of zero: they are rounded."""
 _KEPT = "has the gradient of the step before, too: gradients are not zeroed"
 _BOUND = (
     *("ReLU", "ReLU6", "LeakyReLU", "ELU", "GELU", "SiLU", "Sigmoid", "Tanh", "Hardtanh"),
     *("Softmax", "Softplus"),
 )
 """What has no place between logits and their loss."""
-
-
-def gradient_of_logits(record: StepRecord, history: History) -> int | None:
-    """The site of the last output's gradient, if the loss is the cross-entropy of its softmax.
-
-    The gradient of such a loss is the difference of two distributions over the channels, what is
-    predicted less the targets: its sum over the channels is zero.
-    """
-    site = history.last_gradient
-    if site is None or record.sites[site].channels < 2:
-        return None
-    rows = slice(*record.offsets[site : site + 2])
-    moments, counts = record.moments[rows], record.tallies[rows, COUNT]
-    magnitude = float(moments[:, L1].sum())
-    total = float((moments[:, MEAN] * counts).sum()) if counts.all() else np.inf
-    return site if magnitude > 0 and abs(total) <= _ROUNDING * magnitude else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +52,7 @@ class Logits(Rule):
             return
         # Scores of each of n for each of n others are those of attention.
         is_square = history.columns("count")[history.last_output] == info.channels**2
-        if not is_square and gradient_of_logits(record, history) is not None:
+        if not is_square and history.shows_entropy():
             says = f"comes from a {kind}, and the loss takes its softmax: give it what comes before"
             yield self.alert(record, history.last_output, says, info.channels)
 
@@ -107,16 +89,18 @@ class Targets(Rule):
         at_least(self, 2, "least", "many")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        site = gradient_of_logits(record, history)
+        site, seen = history.last_gradient, history.targets
         if site is None or record.sites[site].channels < 3:
+            return
+        # A model that is sure of all targets but one shows that one, too.
+        if not (history.shows_entropy() or (seen.is_entropy and not seen.several)):
             return
         rows = slice(*record.offsets[site : site + 2])
         many = int(record.tallies[rows, COUNT].min())
-        several, alike, one = history.targets
-        is_new = several >= 16 or alike * many >= self.many
-        if alike and many >= self.least and is_new:
-            says = f"shows that all {many} targets of the batch are of class {one}"
-            yield self.alert(record, site, says, many, one)
+        is_new = seen.several >= 16 or seen.alike * many >= self.many
+        if seen.alike and many >= self.least and is_new:
+            says = f"shows that all {many} targets of the batch are of class {seen.channel}"
+            yield self.alert(record, site, says, many, seen.channel)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ def said(
     zeroes: Callable[[int], bool] = lambda step: True,
     optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, lr=0.01),
     steps: int = 8,
+    samples: int = 32,
 ) -> list[Alert]:
     """What a rule says while a model trains; steps in which `zeroes` is false keep gradients."""
     torch.manual_seed(0)
@@ -47,7 +48,7 @@ def said(
         for step in range(steps):
             if zeroes(step):
                 stepped.zero_grad()
-            found = loss(model(torch.randn(32, 6)), labels(step))
+            found = loss(model(torch.randn(samples, 6)), labels(step))
             w.log(loss=found)
             found.backward()  # type: ignore[no-untyped-call]
             stepped.step()
@@ -86,6 +87,19 @@ def test_targets_of_one_class() -> None:
         steps=24,
     )
     assert (alert.step, alert.channel) == (20, 1)
+
+
+def test_targets_of_one_class_that_the_model_is_soon_sure_of() -> None:
+    """The gradients of a certain cross-entropy are rounded, and do not add up to zero."""
+    (alert,) = said(
+        Targets,
+        classifier(),
+        labels=lambda step: torch.full((16,), 3),
+        optimizer=lambda p: torch.optim.Adam(p, lr=0.1),
+        steps=32,
+        samples=16,
+    )
+    assert (alert.step, alert.channel, alert.value) == (26, 3, 16)
 
 
 def test_targets_of_more_than_one_class_or_of_few_samples() -> None:
