@@ -56,7 +56,7 @@ class AlertFile:
         self._path = run.path / alerts_jsonl(rank)
         self._rank = rank
         self._pending: list[str] = []
-        self._last: int | None = None  # the step that was recorded last
+        self._last: int | None = None  # the step that was recorded last, or the one before the first
         self._begun = False
 
     def at(self, step: int) -> None:
@@ -75,11 +75,16 @@ class AlertFile:
             self._add([{"rewind": step}])
 
     def write(self, entries: Sequence[AlertEntry]) -> None:
-        """Append alerts.
+        """Append alerts; the first may come before any step is recorded, such as those about the
+        graph of the loss.
 
         Raises:
             OSError: the file cannot be written.
         """
+        if entries and self._last is None:
+            first = min(one.alert.step for one in entries)
+            self.at(first)
+            self._last = first - 1
         self._add([one.to_dict(self._rank) for one in entries])
 
     def _add(self, entries: Sequence[Mapping[str, Any]]) -> None:

@@ -66,6 +66,17 @@ def test_alerts_of_steps_that_are_void_are_void(tmp_path: Path) -> None:
     assert [alert.step for alert in read_alerts(tmp_path, 0)] == [2]
 
 
+def test_alerts_before_the_first_step_is_recorded_are_kept(tmp_path: Path) -> None:
+    """Those about the graph of a loss come while the step is open."""
+    for first, kept in ((0, [0]), (5, [0, 5]), (3, [0, 3])):
+        file = AlertFile(RunDirectory(tmp_path), 0)
+        file.write([told(first)])
+        file.at(first)
+        assert [alert.step for alert in read_alerts(tmp_path, 0)] == kept
+    file.at(1)
+    assert [alert.step for alert in read_alerts(tmp_path, 0)] == [0]
+
+
 def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
