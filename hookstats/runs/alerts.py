@@ -56,7 +56,8 @@ class AlertFile:
         self._path = run.path / alerts_jsonl(rank)
         self._rank = rank
         self._pending: list[str] = []
-        self._last: int | None = None  # the step that was recorded last, or the one before the first
+        self._last: int | None = None
+        """The step that was recorded last; with alerts before any, the one before the first."""
         self._begun = False
 
     def at(self, step: int) -> None:

@@ -12,9 +12,19 @@ _STATISTICS = {
     "dead channels": "dead",
     "dropout": "zero",
     "non-finite": "nonfinite",
-    "collapse": "std",
     "underflow": "zero",
 }
+
+_UNSEEN = (
+    *("untrained", "loop", "mode", "logits", "targets", "accumulation", "repeated inputs"),
+    *("update size", "rounding", "collapse"),
+)
+"""The rules whose findings are no odd size of a whole tensor."""
+
+
+def is_size(alert: Alert) -> bool:
+    """Whether the alert says that a tensor's size is odd, beside its past or other layers."""
+    return alert.rule not in _UNSEEN
 
 
 def statistic_of(alert: Alert) -> str:

@@ -13,6 +13,7 @@ from support.opened import Page
 from support.samples import BINS, record_of
 
 import hookstats as hs
+from hookstats.records.alerts import Alert
 from hookstats.runs.writer import RunWriter
 from hookstats.show import page as report
 
@@ -75,6 +76,66 @@ def test_the_incident_decides_the_first_view(
     assert page["usual"].text == f"each layer\u2019s median before step {FAULT}"
     assert page["main"].get_attribute("data-striking") == "layer3"
     assert page.link.endswith(f"&before={FAULT}")
+
+
+def dropped(step: int, x: torch.Tensor) -> torch.Tensor:
+    return x * (torch.arange(128) % 8 == 0)[:, None] if step >= FAULT else x
+
+
+CHANGES = {
+    "dead channels": died,
+    "non-finite": broke,
+    **dict.fromkeys(("dropout", "underflow"), dropped),
+    **dict.fromkeys(("untrained", "loop", "mode", "logits", "targets"), healthy),
+    **dict.fromkeys(("accumulation", "repeated inputs", "update size"), healthy),
+    **dict.fromkeys(("rounding", "collapse"), healthy),
+}
+"""What shows where a rule finds something; `shifted` for all others."""
+NUMBERS = ("weight decay", "learning rate", "clipping", "loss", "loss graph", "loss scale")
+"""The rules about a number that is logged: the layer that differs most then is shown."""
+EARLY = ("initialisation", "untrained", "inputs", "depth", "linear range")
+"""Rules that look at the first steps, which have no past to compare with."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, hs.Run]:
+    """A run of each change."""
+    out = tmp_path_factory.mktemp("runs")
+    return {
+        one: trained(out / one.__name__, one) for one in (shifted, died, broke, dropped, healthy)
+    }
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in hs.rules.default_rules()])
+def test_the_faulty_row_has_the_most_extreme_colour(
+    browser: Any,
+    runs: dict[Any, hs.Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: str,
+) -> None:
+    """Of an incident of each rule; its consequences, and all else that stands out, are faded."""
+    change, since = CHANGES.get(rule, shifted), 0 if rule in EARLY else FAULT
+    if rule in NUMBERS:
+        site, kind = "loss", "scalar"
+    elif rule in ("initialisation", "untrained"):
+        site, kind = "layer3.weight", "param"
+    else:
+        site, kind = "layer3", "output"
+    step = FAULT if change is not healthy else since
+    alert = Alert(step, 0, site, kind, None, rule, 1.0, f"{rule}: step {step}", "warning", since)
+    monkeypatch.setattr(hs.Run, "alerts", [alert])
+    screen(browser, 1280, 800)
+    page = Page(browser, report.write(runs[change], tmp_path / "page.html"))
+    assert page.chosen[1] == f"step {step}"
+    contrasts = page.contrasts()
+    assert page.chosen[0] == "layer3"
+    assert contrasts.index(max(contrasts)) == 3
+    assert max(contrasts) > 60
+    if rule not in NUMBERS:
+        page["unfade"].click()
+        assert sum(page.contrasts()) > sum(contrasts)
+        assert page.chosen == ("layer3", f"step {step}")
 
 
 def test_two_runs_open_at_their_first_difference_with_the_incidents_of_both(

@@ -83,6 +83,28 @@ class Page:
         found: list[int] = self.script(code, canvas, x, y)
         return found
 
+    def contrasts(self) -> list[float]:
+        """How far the colour of each row of the heatmap is from that of the page, in the chosen
+        column, beside its marks: 0 to 442."""
+        code = """
+            const canvas = document.querySelector("#heatmap canvas");
+            const [rows, columns, column, left] =
+              ["rows", "columns", "column", "left"].map((name) => Number(canvas.dataset[name]));
+            const style = getComputedStyle(document.getElementById("overview"));
+            const page = style.backgroundColor.match(/\\d+/g).map(Number);
+            const wide = (canvas.clientWidth - left) / columns;
+            const x = left + (column + 0.25) * wide;
+            const pixel = new OffscreenCanvas(1, 1).getContext("2d");
+            return Array.from({ length: rows }, (_, r) => {
+              const y = ((r + 0.3) * canvas.clientHeight) / rows;
+              pixel.drawImage(canvas, -Math.floor(x), -Math.floor(y));
+              const colour = pixel.getImageData(0, 0, 1, 1).data;
+              return Math.hypot(...page.slice(0, 3).map((c, k) => c - colour[k]));
+            });
+        """
+        found: list[float] = self.script(code)
+        return found
+
     @property
     def heatmap(self) -> Any:
         return self["heatmap"]

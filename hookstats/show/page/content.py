@@ -16,7 +16,7 @@ from hookstats.rules import Alert, advice_of
 from hookstats.runs.run import Run
 from hookstats.show import palette
 from hookstats.show.distribution import Distributions, distributions
-from hookstats.show.focus import statistic_of, tensor_of
+from hookstats.show.focus import is_size, statistic_of, tensor_of
 from hookstats.show.overview import Overview
 from hookstats.show.page.codes import LOG_FIRST, LOG_STEP, SHARES
 from hookstats.show.page.payload import Payload
@@ -178,6 +178,7 @@ def _alert(alert: Alert, keys: dict[Key, int]) -> dict[str, Any]:
         "channel": alert.channel,
         "rule": alert.rule,
         "statistic": statistic_of(alert),
+        "isSize": is_size(alert),
         "message": alert.message,
         "severity": alert.severity,
     }

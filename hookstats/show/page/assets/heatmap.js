@@ -1,5 +1,7 @@
 // The heatmap: layers by steps, one colour per cell; a pixel of several steps has the most striking.
 
+const FADED = 0.8; // of the colour of the page
+
 class Heatmap {
   // choose(row, column, byKey), hover(row, column, event) or hover(null), fold(row), enter(), zoom()
   constructor(box, axis, { choose, hover, fold, enter, zoom }) {
@@ -40,7 +42,8 @@ class Heatmap {
     });
   }
 
-  // view: data, rows, row, column, statistic, values, ratios, scale, alerts; none: said where no row is
+  // view: data, rows, row, column, statistic, values, ratios, scale, alerts; none: said where no row is;
+  // lit: the row beside which all others are faded, or -1
   show(view) {
     this.view = view;
     this.draw(true);
@@ -113,6 +116,9 @@ class Heatmap {
     for (const [x, r] of bad) context.rect(l.left + (x / across) * l.plot, r * l.rowHeight, l.plot / across, l.rowHeight);
     context.fill();
     context.fillStyle = css("--card");
+    context.globalAlpha = FADED;
+    for (let r = 0; this.view.lit >= 0 && r < rows.length; r++) if (r !== this.view.lit) context.fillRect(l.left, r * l.rowHeight, l.plot, l.rowHeight);
+    context.globalAlpha = 1;
     for (let r = 1; r < rows.length; r++) context.fillRect(l.left, r * l.rowHeight - 0.5, l.plot, 1);
   }
 
@@ -146,9 +152,7 @@ class Heatmap {
     }
     if (row >= 0) this.cursor(context, width);
     this.drawAxis();
-    this.canvas.dataset.rows = rows.length;
-    this.canvas.dataset.columns = data.columns;
-    this.canvas.dataset.column = column;
+    Object.assign(this.canvas.dataset, { rows: rows.length, columns: data.columns, row, column, left: l.left }); // what tests read
   }
 
   cursor(context, width) {

@@ -6,7 +6,7 @@ function writeLink() {
   if (data.b) parts.beside = chosen.beside;
   if (data.others.length > 1) parts.other = data.b.name;
   if (chosen.relative !== null) parts.relative = Number(chosen.relative);
-  if (chosen.before !== null) parts.before = data.spans[chosen.before][0];
+  if (chosen.before !== null) parts.before = chosen.before === PEERS ? PEERS : data.spans[chosen.before][0];
   if (range.from > 0 || range.to < data.columns) parts.steps = `${data.spans[range.from][0]}:${data.spans[range.to - 1][1]}`;
   if (chosen.pins.size) parts.pins = [...chosen.pins].map((s) => s).join(".");
   if (chosen.view) parts.view = chosen.view;
@@ -44,7 +44,8 @@ function readLink() {
   const other = data.others.findIndex(({ name }) => name === parts.get("other"));
   if (other >= 0) changes.other = other;
   if (parts.has("relative")) changes.relative = parts.get("relative") === "1";
-  changes.before = parts.has("before") ? nearestColumn(Number(parts.get("before"))) : null;
+  const before = parts.get("before");
+  changes.before = before === null || before === PEERS ? before : nearestColumn(Number(before));
   if (parts.has("pins")) changes.pins = new Set(parts.get("pins").split(".").map(Number).filter((n) => n in data.sites));
   if (panels.has(parts.get("view"))) changes.view = parts.get("view");
   const [first, last] = (parts.get("steps") ?? "").split(":").map(Number);

@@ -118,6 +118,7 @@ function listen() {
   byId("others").addEventListener("change", (e) => choose({ other: Number(e.target.value), beside: chosen.beside === "a" ? "b" : chosen.beside, relative: null }));
   byId("search").addEventListener("input", (e) => choose({ query: e.target.value }));
   byId("unzoom").addEventListener("click", () => zoomTo(0, data.columns));
+  byId("unfade").addEventListener("click", () => choose({ alert: null }));
   byId("pin").addEventListener("click", () => togglePin(chosen.site));
   byId("ridges").addEventListener("click", () => {
     const chart = chartOf("histogram");
@@ -238,19 +239,23 @@ function alertsOf(rows) {
     .filter(({ row, column }) => row >= 0 && column >= 0);
 }
 
-// What is wrong from the start has no past to differ from: it shows on one scale for all layers.
+// What is wrong from the start has no past to differ from: it shows against the other layers.
 const EARLY = 3; // columns
 
 // An incident chooses what is shown: its tensor, its step, the statistic that its rule looks at, and
-// each layer against its median of the steps before.
+// what that is compared with; other layers are faded. A number of the training has no layer: the one
+// that differs most in its step is shown.
 function goToAlert(n) {
   const alert = data.alerts[n];
-  const [found, since] = [nearestColumn(alert.step), nearestColumn(alert.since)];
+  const [column, since] = [nearestColumn(alert.step), nearestColumn(alert.since)];
   const early = since < EARLY;
   const site = alert.site ?? chosen.site;
-  const statistic = offered(data.sites[site].plain).find(({ id }) => id === alert.statistic) ?? data.statistics[0];
+  const { plain } = data.sites[site];
+  const statistic = offered(plain).find(({ id }) => id === alert.statistic) ?? data.statistics[0];
   const beside = data.b && !data.ofRanks ? { beside: alert.beside ? "b" : "a" } : {};
-  goTo({ site, column: found, alert: n, statistic, relative: early ? false : null, before: early ? null : since, ...beside });
+  const compared = alert.isSize && !(early && sitesOf(plain).length < 2);
+  goTo({ site, column, alert: n, statistic, relative: compared ? null : false, before: !compared ? null : early ? PEERS : since, ...beside });
+  if (alert.site === null && !early) choose({ site: heatmap.striking({ sites: sitesOf(chosen.kind) }, column), alert: n });
   document.querySelector(`[data-alert="${n}"]`)?.scrollIntoView({ block: "nearest" });
 }
 
@@ -277,7 +282,7 @@ function choose(changes, anew = false) {
     showBeside();
   }
   const differ = (names) => names.some((name) => before[name] !== chosen[name]);
-  draw(anew || !view || differ(["kind", "statistic", "relative", "before", "beside", "other", "query", "folds"]));
+  draw(anew || !view || differ(["kind", "statistic", "relative", "before", "beside", "other", "query", "folds", "alert"]));
   if (whole && differ(["kind", "beside", "other"])) foresee();
 }
 
@@ -299,7 +304,8 @@ function remembered(key, make) {
 function viewOf() {
   chosen.shown = besideOf(chosen.statistic);
   const rows = rowsOf(data, sitesOf(chosen.kind), chosen.folds, chosen.query);
-  return { data, rows, none: `no layer matches “${chosen.query}”`, alerts: alertsOf(rows), statistic: chosen.shown, ...numbersOf(chosen.statistic, chosen.relative) };
+  const lit = chosen.alert === null ? null : data.alerts[chosen.alert].site;
+  return { data, rows, lit: lit === null ? -1 : rowOf(rows, lit), none: `no layer matches “${chosen.query}”`, alerts: alertsOf(rows), statistic: chosen.shown, ...numbersOf(chosen.statistic, chosen.relative) };
 }
 
 const shownData = () => [data, chosen.kind, chosen.beside, chosen.other];
@@ -313,7 +319,7 @@ function numbersOf(statistic, wanted) {
 }
 
 // What a layer is compared with, in words.
-const usualText = () => "each layer’s median" + (chosen.before === null ? "" : ` before step ${data.spans[chosen.before][0]}`);
+const usualText = () => (chosen.before === PEERS ? "the median of all layers" : "each layer’s median" + (chosen.before === null ? "" : ` before step ${data.spans[chosen.before][0]}`));
 
 const whenIdle = (act) => (window.requestIdleCallback ? requestIdleCallback(act) : setTimeout(act, 100));
 
@@ -343,6 +349,7 @@ function draw(colours) {
     byId("relative").disabled = chosen.shown.scale !== "log" || chosen.statistic === OF_WEIGHT;
     byId("relative").checked = Boolean(view.relative);
     byId("usual").textContent = usualText();
+    byId("unfade").hidden = view.lit < 0;
     showLegend(view.scale, chosen.shown, view.relative, view.alerts.length > 0);
   }
   const own = view.rows.findIndex((row) => row.group !== null && row.group === chosen.group);
@@ -399,8 +406,8 @@ function describeCell(s, column) {
   const x = statistic.of(data, i, site);
   const merged = sources().filter((d) => d.starts[statistic.id]).map((d) => reach(d, statistic.id, column)).sort((one, other) => other[2] - one[2])[0] ?? [0, 0, 1];
   lines.push(`${statistic.label} ${statistic.scale === "ratio" ? "×" : ""}${statistic.scale === "share" ? percent(x) : number(x)}${merged[2] > 1 ? ` of ${stepsOf(merged)}` : ""}`);
-  const ratio = x > 0 ? Math.log10(x) - view.usual?.get(s) : NaN;
-  if (!Number.isNaN(ratio)) lines.push(`${view.scale.text(ratio)} the layer’s median`);
+  const ratio = x > 0 && view.relative ? Math.log10(x) - usualAt(view.usual.get(s), column) : NaN;
+  if (!Number.isNaN(ratio)) lines.push(`${view.scale.text(ratio)} ${chosen.before === PEERS ? "the median of all layers" : "the layer’s median"}`);
   const d = sources().at(-1);
   if (nonfinite(d, i)) lines.push(`${plural(nonfinite(d, i), "value")} not finite`);
   if (deadIsKnown(d, i) && d.dead[i]) lines.push(`${d.dead[i]} of ${plural(channelsOf(d, i), "channel")} dead`);

@@ -73,9 +73,13 @@ function statesOf(d) {
   return states;
 }
 
-// By site: `values` [T], `usual`, the logarithm of the site's median, where `relative`, and `levels`,
-// the places on `scale`, which all sites share, or one of LEVEL: zeros are "none" on a log scale or a
-// share. The median is that of the columns before `before`, where the site has any; null: of all.
+// What values are compared with, instead of the steps before one: the other layers in the same step.
+const PEERS = "layers";
+
+// By site: `values` [T] and `levels`, the places on `scale`, which all sites share, or one of LEVEL:
+// zeros are "none" on a log scale or a share. Where `relative`, `usual` has the logarithm of what the
+// site's values are compared with: a number, the site's median of the columns before `before`, where it
+// has any, or of all for null; or for PEERS, by column, the median of all sites.
 function valuesOf(data, sites, statistic, relative, before) {
   const T = data.columns;
   const states = sources().map(statesOf);
@@ -88,24 +92,34 @@ function valuesOf(data, sites, statistic, relative, before) {
     return [s, row];
   }));
   const rows = [...values.values()];
-  const usualOf = (row) => (before === null ? NaN : medianOf(row.subarray(0, before))) || medianOf(row);
-  const usual = relative ? new Map([...values].map(([s, row]) => [s, Math.log10(usualOf(row))])) : undefined;
-  const found = relative && [...usual.values()];
-  const scale = relative ? ratioScale(sizesOf(rows, (x, r) => Math.log10(x) - found[r])) : chooseScale(rows, statistic.scale);
+  const usual = relative ? usualOf(values, before, T) : undefined;
+  const scale = relative ? ratioScale(sizesOf(rows, (x, r, t) => Math.log10(x) - usualAt(usual.get(sites[r]), t))) : chooseScale(rows, statistic.scale);
   const levels = new Map(sites.map((s) => {
-    const [row, level, median] = [values.get(s), new Float32Array(T), usual?.get(s)];
+    const [row, level, own] = [values.get(s), new Float32Array(T), usual?.get(s)];
     for (let t = 0, i = s * T; t < T; t++, i++) {
       const [x, state] = [row[t], Math.max(one[i], other[i])];
       if (state === STATE.missing) level[t] = LEVEL.missing;
       else if (state === STATE.nonfinite && statistic.id !== "nonfinite") level[t] = LEVEL.nonfinite;
       else if (Number.isNaN(x)) level[t] = LEVEL.missing;
       else if (x === 0 && (scale.zero || relative)) level[t] = LEVEL.none;
-      else level[t] = Math.min(Math.max(scale.at(relative ? Math.log10(x) - median : x), 0), 1);
+      else level[t] = Math.min(Math.max(scale.at(relative ? Math.log10(x) - usualAt(own, t) : x), 0), 1);
     }
     return [s, level];
   }));
   return { values, usual, scale, levels };
 }
+
+function usualOf(values, before, T) {
+  if (before === PEERS) {
+    const rows = [...values.values()];
+    const medians = Float64Array.from({ length: T }, (_, t) => Math.log10(medianOf(Float64Array.from(rows, (row) => row[t]))));
+    return new Map([...values.keys()].map((s) => [s, medians]));
+  }
+  const median = (row) => (before === null ? NaN : medianOf(row.subarray(0, before))) || medianOf(row);
+  return new Map([...values].map(([s, row]) => [s, Math.log10(median(row))]));
+}
+
+const usualAt = (usual, t) => (typeof usual === "number" ? usual : usual[t]);
 
 // The median of the positive numbers of a row; of a long one, of some at equal distances.
 function medianOf(row) {
@@ -120,8 +134,8 @@ function quantile(sorted, q) {
   return sorted.length ? sorted[Math.round((sorted.length - 1) * q)] : NaN;
 }
 
-// The magnitudes that are not zero, ascending, of what there is of(value, row): of long runs some at
-// equal distances.
+// The magnitudes that are not zero, ascending, of what there is of(value, row, column): of long runs
+// some at equal distances.
 function sizesOf(rows, of = (x) => x) {
   const total = rows.reduce((sum, row) => sum + row.length, 0);
   const pace = Math.max(1, Math.floor(total / 50000));
@@ -129,7 +143,7 @@ function sizesOf(rows, of = (x) => x) {
   let next = 0;
   rows.forEach((row, r) => {
     for (; next < row.length; next += pace) {
-      const size = Math.abs(of(row[next], r));
+      const size = Math.abs(of(row[next], r, next));
       if (size > 0 && size < Infinity) found.push(size);
     }
     next -= row.length;
