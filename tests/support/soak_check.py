@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,24 @@ from hookstats.runs.format import is_of_a_run
 WAITING = 15.0
 """The seconds before a kill whose steps may still be in memory: parts are written every five."""
 
+KNOWN_FAILURES = (
+    *("closing out", "keeping the steps", "keeping up", "recording a step", "showing messages"),
+    "writing to out",
+)
+"""What may fail with such disks, interrupts and such a stderr: whatever else fails is wrong."""
+
 Line = dict[str, Any]
 Found = dict[tuple[str, str], tuple[int, float]]
 
 
 class Log:
-    """What the sessions wrote down."""
+    """What the sessions wrote down of one run directory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, lines: Iterable[Line], *, is_replaced: bool) -> None:
+        """is_replaced: whether another directory took the place of this one after these lines."""
         self.attempts: dict[int, list[Line]] = defaultdict(list)
         """By step, each time that it was closed."""
+        self.last_step = -1
         self.samples: list[Line] = []
         self.faults: Counter[str] = Counter()
         self.closed: list[Line] = []
@@ -35,13 +44,10 @@ class Log:
         self._freed_at: float | None = None
         self._open = False  # a watch was begun and not closed
         self._at = 0.0  # of the line before
-        for number, text in enumerate(path.read_text().splitlines()):
-            try:
-                line = json.loads(text)
-            except ValueError:  # a kill in the middle of a line
-                self.problems += [f"line {number} of the log: {text!r}"] * (text[:1] != "{")
-                continue
-            self._take(line | {"number": number})
+        for line in lines:
+            self._take(line)
+        if is_replaced:
+            self._end(self._at)
 
     def _take(self, line: Line) -> None:
         if "fault" in line:
@@ -63,6 +69,7 @@ class Log:
             self._at = line["at"]
         if "step" in line:
             self.attempts[line["step"]].append(line)
+            self.last_step = line["step"]
         elif "sample" in line:
             self.samples.append(line)
         elif "closed" in line:
@@ -72,6 +79,11 @@ class Log:
                 self._end(line["at"])
             self._full_since = None  # what waited is written, or lost
             self.problems += line["disabled"]
+            self.problems += [
+                f"{what}: {why}"
+                for what, why in line["failures"].items()
+                if not what.startswith(KNOWN_FAILURES)
+            ]
         elif "back" in line:
             self.faults["go back"] += not line.get("begun")
 
@@ -92,47 +104,96 @@ class Log:
 
 def check(disk: Path, room: Path) -> tuple[dict[str, Any], list[str]]:
     """The figures of a soak, and what is wrong."""
-    log = Log(room / "log.jsonl")
-    run = open_run(disk / "run")
-    problems = log.problems + _check_files(disk / "run")
-    recorded, gaps = set(run.steps), run.gaps
+    problems: list[str] = []
+    of_runs = _by_run(_lines(room / "log.jsonl", problems), disk)
     steps: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    samples: list[Line] = []
+    closed = elements = 0
+    for out, lines in of_runs:
+        log = Log(lines, is_replaced=out.name != "run")
+        problems += log.problems
+        elements += _check_run(out, log, steps, problems)
+        closed += sum(map(len, log.attempts.values()))
+        faults += log.faults
+        samples += log.samples
+    problems += _check_files(disk / "run")
+    if (room / disk.name).exists():
+        problems.append("a file was written relative to the directory that the process changed to")
+    figures = {
+        "steps closed": closed,
+        "steps of the runs": steps.total(),
+        "of these": dict(steps),
+        "elements": elements,
+        "parts": len(list(disk.glob("run*/tensors/*"))),
+        "bytes": sum(p.stat().st_size for p in disk.glob("run*/**/*") if p.is_file()),
+        "faults": dict(faults),
+        "sessions": len({sample["process"] for sample in samples}),
+        **_flat(samples, problems),
+    }
+    return figures, problems
+
+
+def _lines(path: Path, problems: list[str]) -> list[Line]:
+    """The log, in seconds in which the sessions were not stopped."""
+    lines: list[Line] = []
+    stopped = 0.0
+    for number, text in enumerate(path.read_text().splitlines()):
+        try:
+            line = json.loads(text)
+        except ValueError:  # a kill in the middle of a line
+            problems += [f"line {number} of the log: {text!r}"] * (text[:1] != "{")
+            continue
+        stopped += line.get("seconds", 0.0)
+        lines.append(line | {"number": number, "at": line["at"] - stopped})
+    return lines
+
+
+def _by_run(lines: Iterable[Line], disk: Path) -> list[tuple[Path, list[Line]]]:
+    """The lines of each run directory: one was moved aside before the next one began."""
+    of_runs: list[tuple[Path, list[Line]]] = []
+    now: list[Line] = []
+    aside: Path | None = None
+    for line in lines:
+        if line.get("begun") and aside is not None and aside.exists():
+            of_runs.append((aside, now))
+            now, aside = [], None
+        now.append(line)
+        if "aside" in line:
+            aside = disk / line["aside"]
+    return [*of_runs, (disk / "run", now)]
+
+
+def _check_run(out: Path, log: Log, steps: Counter[str], problems: list[str]) -> int:
+    """Compare a run with its log; counts its steps, and returns the elements that it has."""
+    run = open_run(out)
+    recorded, gaps = set(run.steps), run.gaps
     found, elements = _read(run)
     before = -1  # the line of the log of the step before
-    for step in range(max(recorded, default=-1) + 1):
+    for step in range(max(log.last_step, *recorded, -1) + 1):
         if step in recorded:
             line, what = _match(found[step], log.attempts[step])
             steps[what] += 1
             if line is None:
-                problems.append(f"step {step}: is not what was done: {what}")
+                problems.append(f"{out.name}: step {step}: is not what was done: {what}")
             elif what == "exact":
                 if line["number"] < before:
-                    problems.append(f"step {step}: is of an earlier line of steps than step before")
+                    why = "is of an earlier line of steps than the step before"
+                    problems.append(f"{out.name}: step {step}: {why}")
                 before = line["number"]
         else:
             why = _why_absent(step, log, gaps)
             steps[why] += 1
             if why == "unexplained":
-                problems.append(f"step {step}: neither recorded nor explained")
-    figures = {
-        "steps closed": sum(map(len, log.attempts.values())),
-        "steps of the run": max(recorded, default=-1) + 1,
-        "of these": dict(steps),
-        "elements": elements,
-        "parts": len(list((disk / "run" / "tensors").iterdir())),
-        "bytes": sum(p.stat().st_size for p in (disk / "run").rglob("*") if p.is_file()),
-        "faults": dict(log.faults),
-        "sessions": len({sample["process"] for sample in log.samples}),
-        **_flat(log.samples, problems),
-    }
-    return figures, problems
+                problems.append(f"{out.name}: step {step}: neither recorded nor explained")
+    return elements
 
 
 def _read(run: Run) -> tuple[dict[int, Found], int]:
     """The count and the mean of each tensor by step, and the elements of all."""
     found: dict[int, Found] = defaultdict(dict)
     elements = 0
-    for key, site in run.series().items():
+    for key, site in run.series().items() if run.steps else ():
         elements += int((site.count + site.nan + site.posinf + site.neginf).sum())
         columns = (site.steps.tolist(), site.count.tolist(), site.mean.tolist())
         for step, count, mean in zip(*columns, strict=True):
@@ -180,7 +241,8 @@ def _why_absent(step: int, log: Log, gaps: dict[int, str]) -> str:
     last = attempts[-1]
     if last["paused"]:
         return "paused"
-    return "lost by a kill or a full disk" if log.may_be_lost(last["at"]) else "unexplained"
+    lost = "lost by a kill, a full disk or a replaced directory"
+    return lost if log.may_be_lost(last["at"]) else "unexplained"
 
 
 def _check_files(out: Path) -> list[str]:
@@ -207,7 +269,7 @@ def _flat(samples: list[Line], problems: list[str]) -> dict[str, Any]:
     steps = longest[-1]["sample"] - steady[0]["sample"]
     if grown > 32 << 20:
         problems.append(f"memory grew by {grown / 2**20:.0f} MiB in {steps} steps")
-    for name, most in (("threads", 4), ("handles", 24)):
+    for name, most in (("threads", 4), ("handles", 12)):
         highest = max(line[name] for line in samples)
         if highest > most:
             problems.append(f"{highest} {name}")

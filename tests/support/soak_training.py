@@ -7,9 +7,14 @@ with it.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import multiprocessing
 import os
 import random
+import shutil
+import signal
+import sys
 import tempfile
 import threading
 import time
@@ -17,6 +22,8 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from io import TextIOWrapper
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +38,8 @@ from hookstats.watching.handle import Watch
 
 SAMPLES = 100
 """The steps from one look at memory, threads and handles to the next."""
+STRANGERS_STEPS = 100
+"""The steps of another process that begins a run in the place of this one."""
 
 
 class Session:
@@ -38,6 +47,8 @@ class Session:
 
     def __init__(self, disk: Path, room: Path, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.inherited = handles()
+        self.disk, self.room = disk, room
         self.out, self.filler = disk / "run", disk / "filler"
         self.checkpoint = room / "checkpoint.pt"
         self.log = (room / "log.jsonl").open("a", buffering=1)
@@ -58,6 +69,9 @@ class Session:
             (0.001, self.go_back),
             (0.0007, self.fill_disk),
             (0.001, self.slow_disk),
+            (0.001, self.change_directory),
+            (0.001, self.lose_stderr),
+            (0.0003, self.replace_run),
         ]
         self._make_disk_slow()
         self._turn_clock_back()
@@ -199,6 +213,52 @@ class Session:
         self.slow = 0.0 if self.slow else self.rng.uniform(0.05, 0.5)
         self.say(fault="slow")
 
+    def change_directory(self) -> None:
+        """Go to another directory, which may be gone; `out` is relative to the one before."""
+        other, gone = self.room / "other", self.room / "gone"
+        for path in (other, gone):
+            path.mkdir(exist_ok=True)
+        os.chdir(self.rng.choice([self.room, other, gone]))
+        gone.rmdir()
+        self.say(fault="chdir")
+
+    def lose_stderr(self) -> None:
+        """Close stderr, as with a log that is rotated, or open it again."""
+        if sys.stderr.closed:
+            sys.stderr = nowhere()
+        else:
+            sys.stderr.close()
+        self.say(fault="stderr")
+
+    def replace_run(self) -> None:
+        """Move the run away, or remove it, and have another watch, or another process, begin one in
+        its place. The old watch, which goes on, loses its steps, and says so."""
+        self._free_disk()
+        self.slow = 0.0
+        aside = self.disk / f"run-{len(list(self.disk.glob('run-*')))}"
+        self.say(fault="replace", aside=aside.name)
+        self.out.rename(aside)
+        if self.rng.random() < 0.5:  # the checked run is a copy then
+            moved = aside.rename(self.disk / "moved")
+            shutil.copytree(moved, aside)
+            shutil.rmtree(moved)
+        old, log = self.watch, self.log
+        with nowhere() as self.log:
+            for _ in range(self.rng.randrange(1, 20)):
+                self.iterate()
+            if self.rng.random() < 0.5:
+                stranger = begin(self.disk, self.room, STRANGERS_STEPS, self.rng.randrange(1 << 30))
+                while stranger.is_alive():
+                    self.iterate()
+                assert stranger.exitcode == 0
+        self.log = log
+        self.watch = self._watch(self._number())
+        for _ in range(self.rng.randrange(20)):
+            self.iterate()
+        old.close()
+        told = old.coverage().failures
+        assert any("another directory has taken the place" in why for why in told.values()), told
+
     def _make_disk_slow(self) -> None:
         """Have each fsync take `slow` seconds more; all else of the disk is real."""
         fsync = os.fsync
@@ -220,12 +280,13 @@ class Session:
         headers.now = now
 
     def _watch(self, number: int | None = None) -> Watch:
+        os.chdir(self.room)
         w = hs.watch(
             self.net,
             self.optimizer,
             bins=hs.LinearBins(12, -3.0, 3.0),
             every=1,
-            out=self.out,
+            out=os.path.relpath(self.out),
             append=True,
             rules="default",
             sinks=[self._check],
@@ -241,6 +302,7 @@ class Session:
     def _check(self, record: hs.StepRecord) -> None:
         """What holds of every record, whatever happened: calls are whole."""
         self.given += 1
+        time.sleep(self.slow / 100)
         whole = record.whole
         total = whole.count + whole.nan + whole.posinf + whole.neginf
         for site, calls, elements in zip(
@@ -268,7 +330,7 @@ class Session:
             sample=self.done,
             resident=int(about["VmRSS"].split()[0]) * 1024,
             threads=threading.active_count(),
-            handles=len(list(Path("/proc/self/fd").iterdir())),
+            handles=handles() - self.inherited,
             parts=len(list((self.out / "tensors").iterdir())),
             process=os.getpid(),
         )
@@ -286,13 +348,36 @@ def warm_up(directory: Path) -> None:
             optimizer.step()
 
 
+def handles() -> int:
+    """How many the process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def nowhere() -> TextIOWrapper:
+    """A file that forgets what is written."""
+    return Path(os.devnull).open("w")
+
+
+def begin(disk: Path, room: Path, steps: int, seed: int) -> BaseProcess:
+    """A session, begun: a process that need not import everything again."""
+    fork = multiprocessing.get_context("fork")
+    made = fork.Process(target=main, args=(disk, room, steps, seed))
+    made.start()
+    return made
+
+
 def main(disk: Path, room: Path, steps: int, seed: int) -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: ends with who began it
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    # Alerts and a full disk warn, once each; everything else is an error.
+    # Alerts and a full disk warn; everything else is an error.
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message="hookstats: ", category=RuntimeWarning)
-    warnings.filterwarnings("ignore", category=RuleWarning)
-    with tempfile.TemporaryDirectory(dir=room) as directory:
-        warm_up(Path(directory))
-    Session(disk, room, seed).run(steps)
+    warnings.filterwarnings("always", message="hookstats: ", category=RuntimeWarning)
+    warnings.filterwarnings("always", category=RuleWarning)
+    sys.stderr = nowhere()
+    try:
+        with tempfile.TemporaryDirectory(dir=room) as directory:
+            warm_up(Path(directory))
+        Session(disk, room, seed).run(steps)
+    finally:
+        sys.stderr = sys.__stderr__  # an error is shown
