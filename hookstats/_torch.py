@@ -221,6 +221,12 @@ def makes_optimizer_state() -> bool:
     return _is_called_by("torch.distributed.checkpoint.state_dict", ("_init_optim_state",))
 
 
+def runs_checkpoint() -> bool:
+    """Whether a reentrant checkpoint runs its forward, in which gradients are off (2.13; without
+    the function: False, and the first step of a model that is one checkpoint is not recorded)."""
+    return _is_called_by("torch.utils.checkpoint", ("forward",))
+
+
 def _is_called_by(module: str, functions: tuple[str, ...]) -> bool:
     """Whether one of these functions of a module is running on this thread."""
     found = sys.modules.get(module)

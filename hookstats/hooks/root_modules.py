@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookstats._torch import current_graph_task_id
+from hookstats._torch import current_graph_task_id, runs_checkpoint
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import run_untraced
 from hookstats.hooks.inert import KINDS, Hook
@@ -157,7 +157,7 @@ class _CallHook(Hook):
         """
         if current_graph_task_id() != -1:
             return False  # a recomputation
-        mode = torch.is_grad_enabled(), module.training
+        mode = torch.is_grad_enabled() or runs_checkpoint(), module.training
         if mode == (False, True):
             doubtful = any(p.requires_grad for p in module.parameters())
         else:
