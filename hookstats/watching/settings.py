@@ -167,9 +167,9 @@ def as_optimizers(optimizer: Any) -> list[Optimizer]:
     return found
 
 
-_WRAPPED = ("optimizer", "base_optimizer", "_base_optimizer", "original_optimizer")
+_WRAPPED = ("optimizer", "base_optimizer", "_base_optimizer", "original_optimizer", "base")
 """What wrappers call the optimizer that they have step: those of Accelerate, Lightning, DeepSpeed;
-of SAM; of timm's Lookahead; of Opacus."""
+of SAM; of timm's Lookahead; of Opacus; of schedule-free optimizers."""
 
 
 def _is_optimizer(one: object) -> bool:

@@ -150,13 +150,24 @@ class Lookahead(Optimizer):
         self._base_optimizer.step(closure)
 
 
+class ScheduleFree:
+    """As schedulefree has it: no Optimizer."""
+
+    def __init__(self, base: Optimizer) -> None:
+        self.base = base
+
+    def step(self) -> None:
+        self.base.step()
+
+
 def test_wrappers_close_steps() -> None:
-    for way in ("two steps", "closure", "lookahead"):
+    for way in ("two steps", "closure", "lookahead", "schedule-free"):
         model = network()
         with told(None):
             optimizer: Any = SAM(model.parameters(), SGD, lr=0.1)
-            if way == "lookahead":
-                optimizer = Lookahead(SGD(model.parameters(), lr=0.1))
+            if way in ("lookahead", "schedule-free"):
+                wrap = Lookahead if way == "lookahead" else ScheduleFree
+                optimizer = wrap(SGD(model.parameters(), lr=0.1))
             w = hs.watch(model, optimizer, rules=())
             for _ in range(25):
                 loss_of(model).backward()
