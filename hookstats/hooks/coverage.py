@@ -168,6 +168,7 @@ class Coverage:
         ]
         text += [f"{row.kind} of {row.name!r}: {row.error}" for row in self.rows if row.error]
         text += _of_masks(self.rows)
+        text += _of_backwards(self.rows)
         text += [f"{what}: {why}" for what, why in self.failures.items()]
         text += [f"{what} is not seen: {why}" for what, why in self.unseen.items()]
         text.append(f"{self.steps} steps, {self.stalls} stalls, {self.discarded} discarded")
@@ -187,6 +188,17 @@ def _of_masks(rows: Sequence[SiteCoverage]) -> Iterator[str]:
         calls = sum(row.unmasked[reason] for row in found)
         sites = ", ".join(f"{printable(row.kind)} of {label(row.name)}" for row in found[:3])
         yield f"all rows, {reason}: {calls} calls of {sites}{', ...' * (len(found) > 3)}"
+
+
+def _of_backwards(rows: Sequence[SiteCoverage]) -> Iterator[str]:
+    """Whose statistics have more gradients than calls, for people, on one line."""
+    found = [row for row in rows if row.backwards > row.forwards - row.missing]
+    if found:
+        gradients = sum(row.backwards for row in found)
+        calls = sum(row.forwards - row.missing for row in found)
+        sites = ", ".join(f"{printable(row.kind)} of {label(row.name)}" for row in found[:3])
+        more = ", ..." * (len(found) > 3)
+        yield f"several backwards, merged: {gradients} gradients of {calls} calls of {sites}{more}"
 
 
 def _of_budget(share: float, choices: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -153,6 +153,8 @@ def test_each_backward_counts() -> None:
         assert (row.forwards, row.observed, row.backwards, row.missing) == (1, 1, 3, 0)
         assert w.latest["0", "grad_output"].count.tolist() == [24] * 3
         assert w.latest.observed.tolist() == [3]
+        merged = "several backwards, merged: 3 gradients of 1 calls of grad_output of 0"
+        assert merged in str(w.coverage()).splitlines()
 
 
 def test_an_undefined_gradient_is_missing() -> None:
