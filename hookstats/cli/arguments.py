@@ -11,9 +11,25 @@ def add_run(parser: argparse.ArgumentParser, name: str = "run") -> None:
     parser.add_argument(
         name,
         metavar=name.upper(),
-        type=Path,
-        help="run directory, as written by `watch(..., out=...)`",
+        type=location,
+        help="run directory, as written by `watch(..., out=...)`, or its URL",
     )
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Add the script that is to be run, and its arguments."""
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="SCRIPT is the name of a module"
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="the script to run")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
+    )
+
+
+def location(text: str) -> Path | str:
+    """The type of an argument: a path, or a URL as it is."""
+    return text if "://" in text else Path(text)
 
 
 def natural(text: str) -> int:

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hookstats.cli.arguments import add_script
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -37,13 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no output may see later tokens (default: asked where targets are the next tokens)",
     )
-    parser.add_argument(
-        "-m", dest="module", action="store_true", help="SCRIPT is the name of a module"
-    )
-    parser.add_argument("script", metavar="SCRIPT", help="the script to run")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
-    )
+    add_script(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -12,8 +12,8 @@ from hookstats.runs import selections
 from hookstats.runs.run import Run, open_run
 
 
-def open_path(path: Path, strict: bool = False, rank: int | None = None) -> Run:
-    """The run at a path, or what one rank recorded of it; a damaged part is left out with a
+def open_path(path: Path | str, strict: bool = False, rank: int | None = None) -> Run:
+    """The run at a path or URL, or what one rank recorded of it; a damaged part is left out with a
     warning, or an error if `strict`.
 
     Raises:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hookstats.cli.arguments import add_rank, add_rules, add_run
+from hookstats.cli.arguments import add_rank, add_rules, add_run, location
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "other",
         metavar="OTHER",
-        type=Path,
+        type=location,
         nargs="?",
         help="another run, to set beside the first one: its statistics, and the ratios",
     )

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hookstats.cli.arguments import natural
+from hookstats.cli.arguments import add_script, location, natural
 
 if TYPE_CHECKING:
     from hookstats.integrations.script import Recorder
@@ -40,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--out",
-        type=Path,
+        type=location,
         metavar="DIR",
-        help=f"run directory to write (default: {DIRECTORY}/ and the name of the script, with a "
-        "number where that is taken)",
+        help=f"run directory to write, or its URL (default: {DIRECTORY}/ and the name of the "
+        "script, with a number where that is taken)",
     )
     parser.add_argument(
         "--every",
@@ -69,13 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML file with arguments of `watch`; options of the command line override it",
     )
-    parser.add_argument(
-        "-m", dest="module", action="store_true", help="SCRIPT is the name of a module"
-    )
-    parser.add_argument("script", metavar="SCRIPT", help="the script to run")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
-    )
+    add_script(parser)
 
 
 def run(options: argparse.Namespace) -> int:

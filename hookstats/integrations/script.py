@@ -21,6 +21,7 @@ from hookstats._torch import COMPILERS
 from hookstats.integrations.automatic import Automatic
 from hookstats.integrations.shared import free_name
 from hookstats.runs.headers import headed_ranks
+from hookstats.runs.remote import is_url
 from hookstats.runs.world import current_rank, world_size
 from hookstats.stats.messages import RUN, say
 from hookstats.watching.handle import Watch
@@ -34,15 +35,15 @@ _WORKERS = ("multiprocessing.", "torch.utils.data.", "concurrent.futures.", COMP
 class Recorder:
     """Watches what a process trains. It is sent to the processes that the process starts."""
 
-    def __init__(self, settings: dict[str, Any], out: Path | None, default: Path) -> None:
+    def __init__(self, settings: dict[str, Any], out: str | Path | None, default: Path) -> None:
         """settings: the arguments of `watch`, but for `out`.
 
-        out: the run directory; if None, `default` with a number where it is taken.
+        out: the run directory, or its URL; if None, `default` with a number where it is taken.
         """
-        self._place = Path.cwd()  # the script may go elsewhere
         self._settings = settings
-        self._out = None if out is None else self._place / out
-        self._default = self._place / default
+        here = Path.cwd()  # the script may go elsewhere
+        self._out = out if out is None or is_url(out) else str(here / out)
+        self._default = str(here / default)
         self._begun = False
         self._ranks = 1
         self._has_children = False

@@ -13,6 +13,7 @@ from typing import Any
 from hookstats.records.keys import did_you_mean
 from hookstats.records.norms import COST, GRADIENT_NORM, has_parts
 from hookstats.rules import as_rules
+from hookstats.runs.remote import is_url
 from hookstats.watching.handle import Watch
 from hookstats.watching.out import agreed, is_taken
 from hookstats.watching.settings import (
@@ -29,28 +30,29 @@ from hookstats.watching.watch import watch
 _NAME = "hookstats"
 
 
-def run_directory(parent: str, *, resumed: bool) -> Path:
+def run_directory(parent: str, *, resumed: bool) -> str:
     """Where the run of a trainer goes: "hookstats" in `parent`, or as `free_name` says."""
-    return free_name(Path(parent, _NAME), resumed=resumed)
+    path = f"{parent.rstrip('/')}/{_NAME}" if is_url(parent) else str(Path(parent, _NAME))
+    return free_name(path, resumed=resumed)
 
 
-def free_name(path: Path, *, resumed: bool = False) -> Path:
-    """A name for a run that is free: `path`, or with "-1", "-2", ... at its end.
+def free_name(path: str, *, resumed: bool = False) -> str:
+    """A name for a run that is free: `path`, or with "-1", "-2", ... at its end; may be a URL.
 
     resumed: whether a training run goes on: then the last name that is taken, if any is.
 
     Raises:
         ValueError: several ranks cannot agree; see `out.agreed`.
     """
-    return agreed(str(path), lambda: _free_name(path, resumed=resumed))
+    return agreed(path, lambda: _free_name(path, resumed=resumed))
 
 
-def _free_name(path: Path, *, resumed: bool) -> Path:
+def _free_name(path: str, *, resumed: bool) -> str:
     last, name = None, path
     for number in count(1):
         if not is_taken(name):
             break
-        last, name = name, path.with_name(f"{path.name}-{number}")
+        last, name = name, f"{path}-{number}"
     return last if resumed and last is not None else name
 
 

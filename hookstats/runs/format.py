@@ -158,6 +158,18 @@ def listed_ranks(names: Collection[str]) -> list[int]:
     return sorted(rank for name, rank in ranks if rank_json(rank) == name)
 
 
+def owner(file: str) -> int | None:
+    """The rank that writes a file, by its path in a run directory such as "tensors/00000-...";
+    None for what is no file of the format."""
+    match = _FILE.fullmatch(file)
+    return None if match is None else int(match[1] or match[2] or 0)
+
+
+_FILE = re.compile(
+    r"run\.json|(?:run|alerts)-(\d{5,})\.jsonl?|(?:tensors|channels|scalars)/(\d{5,})-[-\d]+\.parquet"
+)
+
+
 def is_of_a_run(name: str) -> bool:
     """Whether a file or directory of this name, in a run directory, belongs to the format."""
     return name in (RUN_JSON, RUN_LOCK, *FOLDERS) or bool(_OF_A_RANK.fullmatch(name))

@@ -34,6 +34,7 @@ from hookstats.runs.format import (
 )
 from hookstats.runs.index import Bounds, Index, Where, bounds, index_of
 from hookstats.runs.part_file import Footer, open_part, read_footer
+from hookstats.runs.remote import Copy
 from hookstats.stats.bins import Bins
 
 _COLUMNS = {
@@ -51,7 +52,9 @@ class Cache:
     """What was read of the parts of a run, which never change; shared by the run and those of its
     ranks alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, copy: Copy | None = None) -> None:
+        """copy: keeps the run directory equal to a URL; None for a run that is here."""
+        self.copy = copy
         self.footers: dict[tuple[str, PartName], Footer] = {}
         """By directory and name."""
         self._groups: dict[tuple[str, PartName, int], Any] = {}  # tables; the one used last is last
@@ -87,7 +90,7 @@ class Parts:
         skip_damaged: bool,
         rank: int | None = None,
         scale: Callable[[int, Footer], float] | None = None,
-        cache: Cache | None = None,
+        cache: Cache,
     ) -> None:
         """rank: the only one whose parts are read; None for all. scale: by what the gradients of a
         part, of a rank, are multiplied; None: they are as they were seen. cache: as of `Run`."""
@@ -102,7 +105,7 @@ class Parts:
         """Where the tensors of the valid records are."""
         self._channels: Index | None = None  # None until it is asked for
         self._skip_damaged = skip_damaged
-        self.cache = Cache() if cache is None else cache
+        self.cache = cache
         """What was read."""
         self._bounds: Bounds = {}
         self._names: list[PartName] = []
@@ -112,6 +115,8 @@ class Parts:
 
     def look(self) -> OSError | ValueError | None:
         """Take in the parts that exist now; returns the error of the first unreadable part."""
+        if self.cache.copy is not None:
+            self.cache.copy.refresh()
         names = list_parts(self.run, TENSORS)
         if names == self._names:
             return None

@@ -34,6 +34,7 @@ from hookstats.runs.index import Where
 from hookstats.runs.merged import MergedRecords
 from hookstats.runs.part_file import Footer, check_grad_scale
 from hookstats.runs.parts import Cache, Parts
+from hookstats.runs.remote import Copy, is_url
 from hookstats.runs.scalars import RankScalars, Scalars, ScalarsByName
 from hookstats.runs.series import Series, span
 from hookstats.stats.arguments import check_path
@@ -52,6 +53,8 @@ def open_run(
     """The run that `hookstats.watch(..., out=path)` wrote or is writing.
 
     Args:
+        path: the directory, or a URL that fsspec takes, such as "s3://bucket/runs/a": its files are
+            downloaded below ~/.cache/hookstats, or HOOKSTATS_CACHE, those that changed alone.
         skip_damaged: leave out parts that are damaged, with one RuntimeWarning each; by default
             a call that needs a damaged part raises a ValueError that names the part.
         grad_scale: a factor for the gradients of modules' tensors, to compare several runs. None:
@@ -62,9 +65,10 @@ def open_run(
 
     Raises:
         FileNotFoundError: nothing is at `path`; the message names runs with a similar name.
+        OSError: the URL cannot be reached.
         ValueError: `path` is no path or no run directory, run.json is damaged, or a
             hookstats of another format wrote it; `grad_scale` is something else.
-        ImportError: pyarrow is not installed.
+        ImportError: pyarrow is not installed, or what the URL needs.
     """
     return Run(path, skip_damaged=skip_damaged, grad_scale=grad_scale)
 
@@ -95,7 +99,11 @@ class Run:
         self._grad_scale = grad_scale if grad_scale == "header" else check_grad_scale(grad_scale)
         self.rank = rank
         """The rank whose records these are; None: those of all ranks, as one model."""
-        self.path = check_path("path", path)
+        copy = Copy(path) if is_url(path) else None
+        self.path = check_path("path", path) if copy is None else copy.path
+        """The run directory; of a run at a URL the local copy."""
+        self.url = path if is_url(path) else None
+        """The URL that the run was opened by, if any."""
         if not self.path.exists():
             alike = did_you_mean(str(self.path), _runs_beside(self.path))
             raise FileNotFoundError(f"path = {str(path)!r}: no such run{alike}")
@@ -129,7 +137,7 @@ class Run:
             skip_damaged=skip_damaged,
             rank=rank,
             scale=None if self._grad_scale is None else self._scale_of,
-            cache=cache,
+            cache=Cache(copy) if cache is None else cache,
         )
         self._records = MergedRecords(self._parts, self._where)
         self._scalars: dict[int, Scalars] = {}

@@ -9,6 +9,8 @@ from itertools import count
 from pathlib import Path
 
 from hookstats._torch import agree
+from hookstats.runs import remote
+from hookstats.runs.remote import is_url
 from hookstats.runs.world import world_size
 from hookstats.stats.arguments import check_path
 
@@ -19,26 +21,29 @@ NUMBER = "{n}"
 _asked: Counter[str] = Counter()  # how often a name was asked for: on each rank as often
 
 
-def numbered(out: str | os.PathLike[str]) -> Path:
-    """`out` with the first number, from 1 on, whose directory is free, for its `NUMBER`.
+def numbered(out: str | os.PathLike[str]) -> str:
+    """`out`, a path or a URL, with the first number, from 1 on, whose directory is free, for its
+    `NUMBER`.
 
     Raises:
         ValueError: out is no path; or see `agreed`.
     """
-    name = str(check_path("out", out))
+    name = out if is_url(out) else str(check_path("out", out))
     if NUMBER not in name:
-        return Path(name)
-    names = (Path(name.replace(NUMBER, str(number))) for number in count(1))
-    return agreed(name, lambda: next(path for path in names if not is_taken(path)))
+        return name
+    names = (name.replace(NUMBER, str(number)) for number in count(1))
+    return agreed(name, lambda: next(each for each in names if not is_taken(each)))
 
 
-def is_taken(path: Path) -> bool:
-    """Whether there is a run in `path`, of whatever ranks, or one that begins."""
-    return any(any(path.glob(pattern)) for pattern in ("run*.json", ".lock-*"))
+def is_taken(name: str) -> bool:
+    """Whether there is a run at a path or a URL, of whatever ranks, or one that begins."""
+    if is_url(name):
+        return remote.is_taken(name)
+    return any(any(Path(name).glob(pattern)) for pattern in ("run*.json", ".lock-*"))
 
 
-def agreed(name: str, find: Callable[[], Path]) -> Path:
-    """The free path that `find` finds for `name`. Ranks of a process group take the one that the
+def agreed(name: str, find: Callable[[], str]) -> str:
+    """The free name that `find` finds for `name`. Ranks of a process group take the one that the
     first of them finds, whatever the others have begun to write since then.
 
     Raises:
@@ -48,7 +53,7 @@ def agreed(name: str, find: Callable[[], Path]) -> Path:
     before = _asked[name]
     _asked[name] += 1
     found = find()
-    of_all = agree(f"hookstats.out {before} {name}", str(found))
+    of_all = agree(f"hookstats.out {before} {name}", found)
     ranks = world_size()
     if of_all is None and ranks > 1:
         raise ValueError(
@@ -56,4 +61,4 @@ def agreed(name: str, find: Callable[[], Path]) -> Path:
             "expected torch.distributed to be initialised before, or an out that is the same on "
             "all ranks and needs no number"
         )
-    return found if of_all is None else Path(of_all)
+    return found if of_all is None else of_all

@@ -29,6 +29,7 @@ from hookstats.watching.notices import Notices
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.scalars import StepScalars
 from hookstats.watching.sinks import Action, Numbers, Sink, Sinks, Worker, error_of
+from hookstats.watching.upload import Upload, before_exit
 
 DISK_PATIENCE = 60.0
 """The seconds that anybody waits for the recorder while it gets nothing done: a disk hangs."""
@@ -114,6 +115,7 @@ class Recorder:
         self._writer = writer
         self._sinks = Sinks(sinks, self.failures)
         self._notices = Notices((), None, self.failures)
+        self._upload: Upload | None = None
         self._monitor = monitor
         self._of_rules: dict[int, Worker] = {}  # by the id of the rule
         if monitor is not None:
@@ -144,6 +146,14 @@ class Recorder:
         path = None if self._writer is None else self._writer.path
         self._notices = Notices(actions, path, self.failures)
         self._monitor.begun = self._notices.send
+
+    def upload(self, url: str, *, append: bool, overwrite: bool) -> None:
+        """Have the run copied to a URL while it is written; see `Upload`."""
+        assert self._writer is not None
+        about = url, self._writer.path, self.rank, self.failures
+        self._upload = Upload(*about, append=append, overwrite=overwrite)
+        atexit.unregister(self._at_exit)
+        before_exit(self._at_exit)
 
     # What the training calls.
 
@@ -244,11 +254,13 @@ class Recorder:
         thread = self._thread
         if thread is None or os.getpid() != self._pid or self.is_current_thread():
             self.leave(coverage, patience=self.patience)
-            return
-        self._is_closed = True
-        self._ask(partial(self._end, coverage, self.patience))
-        if self._has_ended:
-            thread.join()
+        else:
+            self._is_closed = True
+            self._ask(partial(self._end, coverage, self.patience))
+            if self._has_ended:
+                thread.join()
+        if self._upload is not None and not self.is_current_thread():
+            self._upload.finish()
 
     def leave(self, coverage: Mapping[str, Any] | None, *, patience: float | None = None) -> None:
         """Close as `close` does, on the thread, without waiting; warnings may come later.
@@ -564,8 +576,10 @@ class Recorder:
                 lost = "steps that are not on the disk are lost"
                 self._attempt(what, lost, partial(writer.close, coverage))
                 self._attempt(what, "no other watch may write the run", writer.unlock)
+                if self._upload is not None:
+                    self._upload.end()
                 if self.last_words is not None and self.rank == 0:
-                    path = short_path(writer.path)
+                    path = short_path(writer.path) if self._upload is None else self._upload.url
                     say(f"{path}: {self.last_words()}: hookstats show {path}")
             self._notices.finish(self.patience)
             self._sinks.close(patience)

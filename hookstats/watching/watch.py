@@ -22,12 +22,13 @@ from hookstats.hooks.sharding import Sharding
 from hookstats.rules import Monitor, RuleError, Rules, as_rules
 from hookstats.rules.defaults import actions_of
 from hookstats.runs.headers import wider_limit
+from hookstats.runs.remote import directory_for, is_url
 from hookstats.runs.world import current_rank, current_world, world_size
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.arguments import named
 from hookstats.watching.handle import Watch
-from hookstats.watching.out import is_taken, numbered
+from hookstats.watching.out import NUMBER, is_taken, numbered
 from hookstats.watching.recorder import Recorder
 from hookstats.watching.reduce import Exchange, Reduce
 from hookstats.watching.settings import (
@@ -127,6 +128,8 @@ def watch(
             leap. Logged numbers are kept at all steps.
         budget: with "auto", the share of the training's time that recording may take.
         out: a new or empty directory for the run, which `open_run` reads; None for no directory.
+            A URL that fsspec takes, such as "s3://bucket/runs/a": the run is written below
+            ~/.cache/hookstats, or HOOKSTATS_CACHE, and uploaded part by part, on another thread.
             "{n}" in it stands for the first free number: "runs/a-{n}" is "runs/a-1", and the next
             time "runs/a-2"; several ranks need a process group for that. `Watch.path` is the
             absolute path.
@@ -195,6 +198,8 @@ def watch(
     optimizers = as_optimizers(optimizer)
     max_bytes = check_max_bytes(max_bytes)
     check_out(append, overwrite)
+    if NUMBER in str(out):  # whose run is always new
+        append = overwrite = False
     check_mesh(mesh)
     kinds, has_default = with_default(kinds)
     by_default = has_default and include is None
@@ -223,7 +228,9 @@ def watch(
     of_run = dict(header)
     if setup is not None:
         of_run |= {"setup": setup.to_dict(), "rules": [rule.name for rule in chosen]}
-    writer = None if out is None else _writer(out, of_run, append, overwrite, max_bytes)
+    writer, place = None, None
+    if out is not None:
+        writer, place = _writer(out, of_run, append, overwrite, max_bytes)
     try:
         recorder = Recorder(writer, sinks, monitor if monitor.has_rules else None, exchange)
         monitor.keep = recorder.write_alerts
@@ -242,6 +249,8 @@ def watch(
     made.path = None if writer is None else writer.path
     if made.path is not None:
         _open[made.path] = made
+    if is_url(place):
+        recorder.upload(place, append=append, overwrite=overwrite)
     return made
 
 
@@ -251,22 +260,25 @@ def _writer(
     append: bool,
     overwrite: bool,
     max_bytes: int | None,
-) -> RunWriter:
-    rank, ranks, path = current_rank(), world_size(), numbered(out)
+) -> tuple[RunWriter, str]:
+    """The writer, and the path or URL of its run."""
+    rank, ranks, place = current_rank(), world_size(), numbered(out)
+    path = Path(place)
+    if is_url(place):
+        path = directory_for(place, rank, append=append, overwrite=overwrite)
     share = None if max_bytes is None else max(1, max_bytes // ranks)
     if append and share is not None and max_bytes == MAX_BYTES:
         share = wider_limit(path, rank, share)
-    is_numbered = path != Path(out)
-    if overwrite and not is_numbered and (former := _open.get(path.resolve())) is not None:
+    if overwrite and (former := _open.get(path.resolve())) is not None:
         with suppress(RuleError):  # of the training that is replaced
             former.close()
     try:
-        return RunWriter(
+        writer = RunWriter(
             path,
             header,
             rank=rank,
-            append=append and not is_numbered,
-            overwrite=overwrite and not is_numbered,
+            append=append,
+            overwrite=overwrite,
             max_bytes=share,
             locked=True,
             says=rank == 0,
@@ -275,6 +287,7 @@ def _writer(
         )
     except FileExistsError:
         # A job that started at the same time was faster to take the number.
-        if is_numbered and is_taken(path):
+        if NUMBER in str(out) and is_taken(place):
             return _writer(out, header, append, overwrite, max_bytes)
         raise
+    return writer, place

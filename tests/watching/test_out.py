@@ -87,13 +87,13 @@ def test_names_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     pattern = str(tmp_path / "run-{n}" / "hookstats")
     for number in (1, 2, 3):
         assert record(pattern, 1) == tmp_path / f"run-{number}" / "hookstats"
-    assert numbered(tmp_path / "plain") == tmp_path / "plain"
+    assert numbered(tmp_path / "plain") == str(tmp_path / "plain")
     monkeypatch.setenv("WORLD_SIZE", "2")  # rank 1 would take the finished run-1 for free
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(ValueError, match=r"2 ranks without a process group .* be initialised"):
             numbered(pattern)
-        assert numbered(tmp_path / "plain") == tmp_path / "plain"
+        assert numbered(tmp_path / "plain") == str(tmp_path / "plain")
 
 
 def test_ranks_of_a_group_take_the_same_number(
@@ -103,10 +103,10 @@ def test_ranks_of_a_group_take_the_same_number(
     monkeypatch.setattr(names, "agree", lambda key, value: store.setdefault(key, value))
     pattern = str(tmp_path / "{n}")
     first = numbered(pattern)
-    write_run(first, healthy(0))
+    write_run(Path(first), healthy(0))
     names._asked.clear()  # as of another process
     assert numbered(pattern) == first
-    assert numbered(pattern) == tmp_path / "2"  # asked again
+    assert numbered(pattern) == str(tmp_path / "2")  # asked again
 
 
 def test_an_open_watch_of_this_process_is_replaced(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def write(
         OSError: `path` cannot be written.
     """
     if path is None:
-        path = beside(run.path)
+        path = beside(run.path if run.url is None else Path(run.path.name))
         if other is not None:
             path = path.with_name(f"{path.stem}-{other.path.resolve().name}.html")
     path = Path(path)
