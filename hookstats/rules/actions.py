@@ -152,6 +152,20 @@ class Slack(Webhook):
         return {"text": text}
 
 
+def wandb(incident: Incident) -> None:
+    """Sends each incident as an alert of the W&B run that is under way, which W&B mails or posts.
+
+    Raises:
+        NotSentError: no W&B run is under way.
+    """
+    module: Any = sys.modules.get("wandb")
+    run = getattr(module, "run", None)
+    if run is None:
+        raise NotSentError("no W&B run is under way")
+    level = module.AlertLevel.ERROR if incident.severity == "error" else module.AlertLevel.WARN
+    run.alert(f"hookstats: {incident.cause.rule}", _text(incident, None), level)
+
+
 def _text(incident: Incident, run: Path | None) -> str:
     """An incident in words: what is wrong, what helps, and where to look."""
     lines = [f"{incident.severity}: {printable(incident.message)}"]
@@ -166,6 +180,5 @@ def _text(incident: Incident, run: Path | None) -> str:
 
 def _link() -> str | None:
     """The page of the W&B run that is under way, if there is one."""
-    wandb: Any = sys.modules.get("wandb")
-    url = getattr(getattr(wandb, "run", None), "url", None)
+    url = getattr(getattr(sys.modules.get("wandb"), "run", None), "url", None)
     return url if isinstance(url, str) else None

@@ -10,7 +10,8 @@ ten seconds.
 """
 
 from hookstats.sinks.jsonl import JSONL
+from hookstats.sinks.scalars import Scalars
 from hookstats.sinks.tensorboard import TensorBoard
 from hookstats.sinks.wandb import WandB
 
-__all__ = ["JSONL", "TensorBoard", "WandB"]
+__all__ = ["JSONL", "Scalars", "TensorBoard", "WandB"]

@@ -141,10 +141,11 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 
 class WandBRun(NamedTuple):
-    """What a run's file has: the rows of its history; by metric (or glob) its x axis."""
+    """What a run's file has: the rows of its history; by metric (or glob) its x axis; alerts."""
 
     rows: list[dict[str, Any]]
     axes: dict[str, str]
+    alerts: list[Any]
 
 
 WANDB_SCRIPT = """
@@ -152,7 +153,8 @@ import sys
 sys.path[:0] = sys.argv[2:]
 import torch, wandb
 from support.recorded import train
-from hookstats import sinks
+from hookstats import actions, rules, sinks
+from hookstats.records.alerts import Incident
 
 def init(name):
     settings = dict(silent=True, console="off", disable_git=True, x_disable_meta=True,
@@ -164,6 +166,7 @@ train(sinks.WandB(**init("own")))
 
 torch.manual_seed(0)
 run = wandb.init(**init("added"))
+actions.wandb(Incident(rules.Alert(1, None, "a", "output", None, "loss", 1.0, "is high", "error")))
 train(sinks.WandB(scalars=("rms",), histograms=False, every=2, commit=False))
 run.log({"loss": 1.0}, step=40)
 run.log({"loss": 2.0}, step=41)
@@ -175,7 +178,7 @@ run.finish()
 def wandb_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WandBRun]:
     """Of a process of its own, as wandb starts a service and leaves threads behind."""
     directory = tmp_path_factory.mktemp("wandb")
-    runs = {name: WandBRun([], {}) for name in ("own", "added")}
+    runs = {name: WandBRun([], {}, []) for name in ("own", "added")}
     for name in runs:
         (directory / name).mkdir()
     paths = (directory, TESTS, ROOT)
@@ -192,13 +195,15 @@ def wandb_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WandBRun]:
             elif entry.WhichOneof("record_type") == "metric":
                 metric = entry.metric
                 run.axes[metric.name or metric.glob_name] = metric.step_metric
+            elif entry.WhichOneof("record_type") == "alert":
+                run.alerts.append(entry.alert)
     return runs
 
 
 @pytest.mark.check
 def test_wandb_reads_it_back(wandb_runs: dict[str, WandBRun]) -> None:
     records = train(lambda record: None)
-    rows, axes = wandb_runs["own"]
+    rows, axes, _ = wandb_runs["own"]
     logged = [row for row in rows if "scalar/step" in row]
     assert [row["scalar/step"] for row in logged] == [0, 1, 2, 3]
     assert [row["scalar/lr/0"] for row in logged] == [0.1] * 4
@@ -219,12 +224,15 @@ def test_wandb_reads_it_back(wandb_runs: dict[str, WandBRun]) -> None:
 @pytest.mark.check
 def test_wandb_adds_to_what_the_training_logs(wandb_runs: dict[str, WandBRun]) -> None:
     records = train(lambda record: None)
-    rows, _ = wandb_runs["added"]
+    rows, _, alerts = wandb_runs["added"]
     ours = [{t: v for t, v in row.items() if "rms" in t or "hookstats" in t} for row in rows]
     rms = {t: v for t, v in expected_scalars(records[2]).items() if ".rms/" in t}
     # What was not committed was added to: the last of it is there once.
     assert [row["loss"] for row in rows if "loss" in row] == [1.0, 2.0]
     assert [row for row in ours if row] == [pytest.approx({"hookstats/step": 2, **rms})]
+    ((title, text, level),) = [(one.title, one.text, one.level) for one in alerts]
+    assert (title, level) == ("hookstats: loss", "ERROR")
+    assert text.startswith("error: loss: step 1")
 
 
 def test_jsonl_reads_it_back(tmp_path: Path) -> None:
@@ -257,6 +265,14 @@ def test_jsonl_reads_it_back(tmp_path: Path) -> None:
                 assert line[statistic] is None
     scalar = next(line for line in lines if line["site"] == "scalar")
     assert (scalar["shape"], scalar["dtype"], scalar["mean"]) == ([], "float32", 0.25)
+
+
+def test_scalars_go_to_any_function() -> None:
+    seen: list[tuple[int, dict[str, float]]] = []
+    records = train(sinks.Scalars(lambda values, step: seen.append((step, values))))
+    assert seen == [(record.step, record.scalars) for record in records]
+    train(sinks.Scalars(lambda values, step: seen.append((step, values)), rank=1))
+    assert len(seen) == len(records)
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

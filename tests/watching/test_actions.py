@@ -137,6 +137,10 @@ def test_any_callable_is_an_action() -> None:
     assert {alert.rule for alert in watch.alerts} == {"non-finite"}
 
 
+def test_wandb_needs_a_run() -> None:
+    assert "no W&B run is under way" in str(watch_of(lambda: hs.actions.wandb(incident())))
+
+
 def test_notes_and_sound_runs_send_nothing() -> None:
     told: list[Incident] = []
     train(["default", told.append], bad=100)
