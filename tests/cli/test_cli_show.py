@@ -186,7 +186,7 @@ def test_alerts_of_iterations_that_closed_no_step_come_with_the_last_step(tmp_pa
 
 
 def test_a_late_error_is_not_hidden_behind_notes(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", *map(healthy, range(100)))
+    run = write_run(tmp_path / "run", *map(healthy, range(0, 60, 10)))
     levels: list[Severity] = ["note", "note", "note", "note", "note", "error"]
     told = [
         AlertEntry(

@@ -21,7 +21,7 @@ for command in commands:
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.check)])
 def test_a_finished_run_is_read_without_torch_or_pandas(ranks: int, tmp_path: Path) -> None:
     # It has histograms, and ends in an explosion.
     changes = [{("head", "output"): 10.0 ** max(0, step - 10)} for step in range(14)]

@@ -34,9 +34,11 @@ from hookstats.watching.watch import watch
 
 pytestmark = MARKS
 
+EAGER = (pytest.param("eager", marks=pytest.mark.check),)
+
 
 @needs_gradients
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [*EAGER, "aot_eager"])
 def test_one_graph_with_the_statistics_of_the_eager_model(backend: str) -> None:
     settings = {"include": "*", "channel_bins": LinearBins(8, -1.0, 1.0)}
     compiled = train(dropout_network().eval(), backend, settings=settings)
@@ -67,7 +69,7 @@ def test_inductor() -> None:
     torch.testing.assert_close(compiled.parameters, unwatched.parameters, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [*EAGER, "aot_eager"])
 def test_the_compiled_training_is_not_changed_by_a_bit(backend: str) -> None:
     watched, unwatched = (train(dropout_network(), backend, watched) for watched in (True, False))
     assert bits(watched.parameters) == bits(unwatched.parameters)
@@ -147,7 +149,7 @@ class Shared(nn.Module):
 
 
 @needs_gradients
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [*EAGER, "aot_eager"])
 def test_calls_are_counted_as_in_eager_mode(backend: str) -> None:
     torch.manual_seed(0)
     model = Shared()
@@ -195,6 +197,7 @@ def test_train_and_eval_in_one_step() -> None:
         assert w.latest["3", "output"].count.tolist() == [20, 20]
 
 
+@pytest.mark.check
 @needs_gradients
 def test_training_after_a_first_call_in_inference_mode() -> None:
     model = Small()

@@ -32,8 +32,13 @@ class Checkpointed(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "reentrant"),
+    [
+        ("aot_eager", False),
+        *(pytest.param(b, True, marks=pytest.mark.check) for b in ("eager", "aot_eager")),
+    ],
+)
 def test_a_checkpoint_in_a_graph_counts_once(reentrant: bool, backend: str) -> None:
     def inputs() -> Tensor:
         return data().requires_grad_()
@@ -50,8 +55,13 @@ def test_a_checkpoint_in_a_graph_counts_once(reentrant: bool, backend: str) -> N
 
 
 @needs_gradients
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "reentrant"),
+    [
+        ("aot_eager", False),
+        *(pytest.param(b, True, marks=pytest.mark.check) for b in ("eager", "aot_eager")),
+    ],
+)
 def test_a_graph_in_a_checkpoint_counts_once(reentrant: bool, backend: str) -> None:
     model = Checkpointed(reentrant)
     with watch(model, kinds=HOOKED) as w:
@@ -115,6 +125,7 @@ def test_torch_func_in_a_graph(transform: Callable[[Any], Any]) -> None:
         assert w.coverage()["linear", "output"].forwards == 0
 
 
+@pytest.mark.check
 @needs_gradients
 def test_compiled_autograd() -> None:
     model = Small()

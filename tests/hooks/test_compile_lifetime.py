@@ -20,6 +20,7 @@ from hookstats.watching.watch import watch
 pytestmark = MARKS
 
 
+@pytest.mark.check
 def test_steps_that_are_not_recorded_have_one_graph_more() -> None:
     training = train(dropout_network(), "aot_eager", steps=5, settings={"every": 2})
     assert training.graphs == 2
@@ -123,6 +124,7 @@ def test_export_has_none_of_it(strict: bool) -> None:
         assert w.coverage()["linear", "output"].observed == 0
 
 
+@pytest.mark.check
 def test_close_leaves_nothing() -> None:
     # In a process of its own: what dynamo keeps of the code of other tests is not asked.
     code = "from support.compiled import left_by_close\nprint(left_by_close())\n"
@@ -135,6 +137,7 @@ def test_close_leaves_nothing() -> None:
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
+@pytest.mark.check
 def test_dynamo_is_not_imported_where_nothing_is_compiled() -> None:
     code = (
         "import sys, torch, hookstats\n"

@@ -76,6 +76,7 @@ def test_opcheck_warns_of_no_more_than_of_another_operator() -> None:
         assert warned(operator, *arguments(operator, leaf)) <= of_torch
 
 
+@pytest.mark.check
 def test_the_states_that_graphs_fill_join_no_graph() -> None:
     training = train(dropout_network(), "aot_eager")
     assert training.watch is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hookstats.watching.watch import watch
 pytestmark = [*MARKS, needs_gradients]
 
 KINDS = ("input", "output", "grad_output")
+BACKENDS = ("eager", "aot_eager", "inductor")
 WIDTH = 6
 
 
@@ -66,9 +68,13 @@ def assert_same(got: Watch, expected: Watch) -> None:
 
 @pytest.mark.usefixtures("hooks_in")
 @pytest.mark.parametrize(
-    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.check)]
+    ("backend", "around"),
+    [
+        ("aot_eager", False),
+        *(pytest.param(*each, marks=pytest.mark.check) for each in product(BACKENDS, (True,))),
+        *(pytest.param(b, False, marks=pytest.mark.check) for b in ("eager", "inductor")),
+    ],
 )
-@pytest.mark.parametrize("around", [False, True])
 def test_an_argument_masks_compiled_calls_and_their_gradients(backend: str, around: bool) -> None:
     """around: the model is called by what is compiled."""
     torch._dynamo.reset()
@@ -98,6 +104,7 @@ def test_an_argument_masks_compiled_calls_and_their_gradients(backend: str, arou
     assert counter.frame_count <= 5
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("hooks_in")
 def test_masks_from_outside_of_a_graph() -> None:
     """Those of contexts, and of a model of which a part is compiled."""
@@ -118,7 +125,7 @@ def test_masks_from_outside_of_a_graph() -> None:
                 assert_same(w, expected)
 
 
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("nested", [False, pytest.param(True, marks=pytest.mark.check)])
 def test_a_graph_that_breaks_has_its_mask_in_all_its_parts(nested: bool) -> None:
     """With nested breaks, a call of the model is in several graphs; otherwise it is not compiled,
     but for its parts."""

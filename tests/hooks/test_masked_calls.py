@@ -363,6 +363,7 @@ def bert() -> nn.Module:
     return transformers.BertForSequenceClassification(config)
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("hooks_in")
 @pytest.mark.parametrize("make", [gpt2, bert])
 def test_padded_batches_of_transformers(make: Callable[[], nn.Module]) -> None:

@@ -387,6 +387,7 @@ def test_hooks_for_another_torch_are_not_loaded_and_python_serves(tmp_path: Path
     assert "make clean build" in done.stderr
 
 
+@pytest.mark.check
 def test_of_the_hooks_in_a_wheel_those_for_this_torch_serve(tmp_path: Path) -> None:
     package = tmp_path / "hookstats"
     shutil.copytree(ROOT / "hookstats", package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -403,12 +404,14 @@ def test_of_the_hooks_in_a_wheel_those_for_this_torch_serve(tmp_path: Path) -> N
     assert "C++ hooks" not in done.stderr
 
 
+@pytest.mark.check
 def test_hooks_that_cannot_be_loaded_are_named_and_python_serves() -> None:
     done = python("import sys\nsys.modules['hookstats._hooks'] = None\n" + STEP)
     assert done.stdout == "None [1.0, 1.0, 1.0]\n", done.stderr
     assert done.stderr.count("hookstats: warning: no C++ hooks") == 1
 
 
+@pytest.mark.check
 def test_python_hooks_can_be_asked_for() -> None:
     done = python(STEP, "-Werror", HOOKSTATS_HOOKS="python")
     assert done.stdout == "None [1.0, 1.0, 1.0]\n", done.stderr

@@ -185,7 +185,7 @@ def test_recomputations_count_at_their_widths(reentrant: bool, hooks_in: str) ->
 
 
 @needs_gradients
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.check), "aot_eager"])
 def test_compiled_models_have_the_same_sites(backend: str) -> None:
     torch.manual_seed(0)
     eager = Reused(4, 6, 4, 8)
@@ -204,6 +204,7 @@ def test_compiled_models_have_the_same_sites(backend: str) -> None:
         torch.testing.assert_close(stats.moments, records[1][key].moments)
 
 
+@pytest.mark.check
 def test_a_compiled_module_of_many_widths_is_observed() -> None:
     flatten = nn.Flatten(0)
     with watch(flatten, kinds=("output",)) as w:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -111,7 +111,6 @@ def test_shares_against_a_cast(name: str, scale: float, bits: int) -> None:
     st.integers(-60, 60),
     st.integers(0, 7),
 )
-@settings(max_examples=200)
 def test_bounds_hold_for_any_values(
     values: list[float], name: str, exponent: int, bits: int
 ) -> None:

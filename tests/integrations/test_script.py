@@ -57,7 +57,7 @@ class Forked(_WithRun, get_context("fork").Process):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-@pytest.mark.parametrize("overrides", [False, True])
+@pytest.mark.parametrize("overrides", [True, pytest.param(False, marks=pytest.mark.check)])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_process_is_watched_whether_it_has_a_target_or_overrides_run(
     method: str, overrides: bool

@@ -266,6 +266,7 @@ def test_every_instruction_set(capability: str) -> None:
         pytest.skip(f"this processor has {here}")
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("channels", [None, 64])
 def test_more_elements_than_int32_counts(channels: int | None) -> None:
     """Zeros that no page of memory stands for, and a last element that shows it was reached."""
@@ -431,6 +432,7 @@ def start_python(
     )
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("library", [None, b"not a library"])
 def test_a_missing_or_stale_library_says_what_to_do(tmp_path: Path, library: bytes | None) -> None:
     copy = tmp_path / "hookstats"

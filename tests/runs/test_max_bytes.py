@@ -55,7 +55,7 @@ def test_old_steps_are_thinned_evenly_and_new_ones_kept(tmp_path: Path, part_byt
     run = open_run(tmp_path)
     for step in range(200):
         writer.write(record(step))
-        assert size(tmp_path) <= limit
+    assert size(tmp_path) <= limit
     steps = np.array(run.steps)
     assert 30 <= len(steps) <= 32
     assert steps[0] == 0
@@ -77,6 +77,7 @@ def told(step: int, severity: Severity = "error", cause: bool = True) -> AlertEn
     return AlertEntry(alert, 0, cause, {})
 
 
+@pytest.mark.check
 def test_steps_around_incidents_stay(tmp_path: Path, part_bytes: int) -> None:
     limit = int(64.5 * part_bytes)
     writer = writer_of(tmp_path, limit)
@@ -142,6 +143,7 @@ def test_a_continued_run_goes_on_counting(tmp_path: Path, part_bytes: int) -> No
     assert json.loads((tmp_path / "run-00000.json").read_text())["thinned"] == 60 - len(run)
 
 
+@pytest.mark.check
 def test_what_was_void_stays_void_when_it_is_thinned(tmp_path: Path, part_bytes: int) -> None:
     writer = writer_of(tmp_path, 10 * part_bytes)
     for step in (*range(40), *range(33, 60)):

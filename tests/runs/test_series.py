@@ -73,7 +73,9 @@ def assert_series(site: SiteSeries, run: Run) -> None:
     assert (site.bins, site.channel_bins) == (run.bins, run.channel_bins)
 
 
-@pytest.mark.parametrize("per_part", [1, 3, 100])
+@pytest.mark.parametrize(
+    "per_part", [3, *(pytest.param(n, marks=pytest.mark.check) for n in (1, 100))]
+)
 def test_every_site_is_what_the_records_say(tmp_path: Path, per_part: int) -> None:
     run = write(tmp_path, {step: tensors(step) for step in (0, 2, 3, 7, 11)}, per_part=per_part)
     series = run.series()

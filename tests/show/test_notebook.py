@@ -106,6 +106,7 @@ def test_without_matplotlib_the_words_stay(run: hs.Run, monkeypatch: pytest.Monk
     assert "img" not in Reader(text).tags
 
 
+@pytest.mark.check
 def test_classes_show_themselves_however_they_were_imported(tmp_path: Path) -> None:
     """Nothing but the module that defines a class has to be imported."""
     run = write_run(tmp_path / "run", healthy(0))

@@ -302,6 +302,7 @@ def test_what_is_not_installed_is_asked_for(
         getattr(sinks, sink)(tmp_path)
 
 
+@pytest.mark.check
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:
     code = "import hookstats.sinks, hookstats.rules, sys; print(*sys.modules)"
     loaded = subprocess.run(

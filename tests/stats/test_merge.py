@@ -74,7 +74,7 @@ def check_equal(got: ChannelStats, whole: ChannelStats) -> None:
     assert (error[:, state.L1] <= 1e-12 * whole.l1_norm).all()
 
 
-@settings(max_examples=500)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     values=st.lists(st.tuples(any_float64, any_float64), max_size=40),
     shuffle=st.randoms(use_true_random=False),
@@ -87,7 +87,7 @@ def test_any_split_order_and_grouping_is_the_whole(
     check_equal(merge_in_any_grouping(parts, shuffle), channel_stats(x, 0, LOG))
 
 
-@settings(max_examples=500)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     values=st.lists(st.tuples(small_integers, small_integers), max_size=100),
     shuffle=st.randoms(use_true_random=False),
@@ -105,7 +105,6 @@ def test_integers_in_float32_merge_exactly(
     assert got.l1_norm.tolist() == [float(sum(map(abs, row))) for row in x.tolist()]
 
 
-@settings(max_examples=100)
 @given(
     values=st.lists(st.tuples(any_float64, any_float64), max_size=40),
     shuffle=st.randoms(use_true_random=False),
@@ -124,7 +123,6 @@ def test_accumulating_in_place_is_merging(
     check_equal(got, channel_stats(x, 0, LOG))
 
 
-@settings(max_examples=100)
 @given(values=st.lists(st.lists(any_float64, min_size=3, max_size=3), max_size=20))
 def test_channels_merge_into_the_tensor(values: list[list[float]]) -> None:
     x = torch.tensor(values, dtype=torch.float64).view(-1, 3)

@@ -104,6 +104,7 @@ def cumulative(hist: Histogram | None) -> NDArray[np.float64]:
     return shares
 
 
+@pytest.mark.check
 def test_any_stride_is_nearly_that_of_all() -> None:
     """Strides that are no powers of two meet the groups at random: nine in ten within 1 %."""
     blocks = 64 * np.array(chosen_blocks(N // 64, 8, 0))

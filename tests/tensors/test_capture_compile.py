@@ -29,6 +29,7 @@ def test_a_compiled_model_is_refused(how: str) -> None:
         hs.capture(model)
 
 
+@pytest.mark.check
 def test_a_model_that_is_compiled_while_it_is_captured_runs_in_pieces() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3))
     x = torch.randn(2, 4, 3)

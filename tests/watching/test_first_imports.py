@@ -24,6 +24,7 @@ print("pandas" in sys.modules, *sorted({name.split(".")[0] for name in set(sys.m
 """
 
 
+@pytest.mark.check
 def test_steps_import_no_large_libraries(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("pandas")

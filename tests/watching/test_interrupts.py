@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from support.interrupts import Alarm, Interrupt
 from support.modules import Lambda
 from torch import nn
@@ -34,6 +35,7 @@ pytestmark = [
 
 KINDS = ("input", "output", "grad_output", "param_grad", "update", "optimizer_state")
 ITERATIONS = 6
+SAMPLES = settings().max_examples // 3  # 10, and more in `make full`
 Sites = dict[tuple[str, str], bytes]
 
 
@@ -127,7 +129,7 @@ def test_a_disturbed_step_is_exact_or_a_gap_and_the_next_are_exact(
 ) -> None:
     lines = disturbed(0, during, error, tmp_path / "all")[0].lines
     later = ITERATIONS - during - 1
-    for at in random.Random(during).sample(range(1, lines + 1), 25):
+    for at in random.Random(during).sample(range(1, lines + 1), SAMPLES):
         interruption, found, coverage = disturbed(at, during, error, tmp_path / str(at))
         where = interruption.where
         disabled = {(row.name, row.kind) for row in coverage if row.error is not None}

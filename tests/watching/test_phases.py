@@ -77,7 +77,7 @@ def test_a_phase_needs_a_name_that_keys_can_have(name: Any) -> None:
         w.phase("fake")
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.check)])
 def test_a_phase_keeps_an_evaluation_apart(compiled: bool) -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.0)
@@ -101,7 +101,7 @@ def test_a_phase_keeps_an_evaluation_apart(compiled: bool) -> None:
 
 
 @needs_gradients
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.check), "aot_eager"])
 def test_compiled_calls_are_of_their_phase(backend: str) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     optimizer = SGD(model.parameters(), lr=0.1)

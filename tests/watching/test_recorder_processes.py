@@ -45,6 +45,7 @@ def run_script(script: str, *args: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.check
 def test_what_was_submitted_is_written_when_the_interpreter_ends(tmp_path: Path) -> None:
     script = """
         recorder = Recorder(RunWriter(sys.argv[1], HEADER, seconds_per_part=3600))
@@ -150,6 +151,7 @@ def test_a_process_that_is_stopped_disables_no_sink(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.check
 def test_where_no_thread_starts_any_more_all_is_written(tmp_path: Path) -> None:
     """As from Python 3.12 on, while the interpreter ends."""
     script = """

@@ -27,7 +27,9 @@ def train(model: Any, optimizer: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_gradients)])
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=[needs_gradients, pytest.mark.check])]
+)
 def test_an_evaluation_is_skipped_and_counted(off: Any, compiled: bool) -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
