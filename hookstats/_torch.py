@@ -71,6 +71,7 @@ top_saved_tensors_hooks = _top_saved_tensors_default_hooks
 
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
+foreach_norm = torch._foreach_norm
 foreach_zero_ = torch._foreach_zero_
 """Many tensors by one kernel; the lists must not be empty (all; required)."""
 

@@ -15,6 +15,7 @@ from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.parameters import Batches, Parameters
 from hookstats.hooks.root_modules import RootModules
+from hookstats.hooks.step_sample import StepSample
 from hookstats.stats.messages import warn
 
 _OPEN_FOR = 200  # steps of an optimizer, where no step was closed: GANs have fewer for one
@@ -115,7 +116,7 @@ class StepHook(Hook):
 
     __slots__ = (
         *("_after", "_after_step", "_batches", "_before", "_buffers", "_is_of_copies"),
-        *("_parameters", "_then"),
+        *("_parameters", "_sample", "_then"),
     )
 
     def __init__(
@@ -123,6 +124,7 @@ class StepHook(Hook):
         buffers: DoubleBuffer,
         parameters: Parameters,
         after_step: AfterStep,
+        sample: StepSample | None,
         before: Callable[[], None],
         then: Callable[[], None],
         *,
@@ -132,6 +134,7 @@ class StepHook(Hook):
         self._buffers = buffers
         self._parameters = parameters
         self._after_step = after_step
+        self._sample = sample
         self._before = before
         self._then = then
         self._after = after
@@ -141,6 +144,9 @@ class StepHook(Hook):
     def __call__(
         self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> None:
+        sample = self._sample
+        if sample is not None and self._after:
+            sample.after(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         is_its_time = (closure is not None) is self._after
         after_step = self._after_step
@@ -148,7 +154,8 @@ class StepHook(Hook):
             return  # the other hook has this step, or it is no step of the training
         if is_its_time:
             self._before()
-        if self._buffers.recording:
+        is_recorded = self._buffers.recording
+        if is_recorded:
             if self._is_of_copies is None:
                 self._is_of_copies = self._parameters.are_copied_by(optimizer)
             if is_its_time and self._is_of_copies:
@@ -163,6 +170,8 @@ class StepHook(Hook):
                 (after_step.observe if self._after else after_step.keep)(optimizer)
         if self._after if after_step else is_its_time:
             self._then()
+        if sample is not None and is_its_time and not self._after:
+            sample.before(optimizer, is_recorded)
 
 
 break_graphs(StepHook.__call__, "hookstats reads gradients as the optimizer steps")

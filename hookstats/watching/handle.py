@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.root_modules import RootModules
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.sharding import Sharding
+from hookstats.hooks.step_sample import StepSample, update_ratio
 from hookstats.hooks.steps import Optimizers, StepHook
 from hookstats.hooks.toggle import HookToggle
 from hookstats.records.alerts import Incidents
@@ -39,7 +41,7 @@ from hookstats.watching.loop import Loop
 from hookstats.watching.loss_graphs import LossGraphs
 from hookstats.watching.observers import Observers
 from hookstats.watching.recorder import Recorder
-from hookstats.watching.scalars import ScalarLog, StepScalars, as_scalars, learning_rates
+from hookstats.watching.scalars import OnDevice, ScalarLog, StepScalars, as_scalars, learning_rates
 from hookstats.watching.schedule import Cost, Schedule
 from hookstats.watching.settings import AUTO, Settings, unwrapped
 from hookstats.watching.silence import Silence
@@ -160,7 +162,12 @@ class Watch(Unique):
         about = weakref.ref(self), len(self._optimizers), keeps
         before, then = partial(_steps, *about), partial(_stepped, *about)
         seen = self._observers
-        step = partial(StepHook, self._buffers, seen.parameters, seen.after_step, before, then)
+        sample = None
+        if "param_grad" in self._settings.kinds:
+            log = partial(_log_sample, weakref.ref(self))
+            sample = StepSample(self._buffers, log, self._optimizers)
+        parts = self._buffers, seen.parameters, seen.after_step, sample
+        step = partial(StepHook, *parts, before, then)
         if self._loop is not None:
             self._handles += self._loop.add(optimizer)
         self._handles += (
@@ -623,6 +630,24 @@ def _tell(watch: weakref.ref[Watch], fact: Fact) -> None:
     found = watch()
     if found is not None and not found.closed:
         found._recorder.submit_fact(found._step, fact)
+
+
+def _log_sample(
+    watch: weakref.ref[Watch], optimizer: Optimizer, found: Mapping[tuple[str, int], Tensor]
+) -> None:
+    """Have a watch, if there is still one, keep what a `StepSample` found, by the numbers that
+    `learning_rates` gives parameter groups."""
+    seen = watch()
+    if seen is None or seen.closed:
+        return
+    before = takewhile(lambda known: known is not optimizer, seen._optimizers)
+    first = sum(len(known.param_groups) for known in before)
+    values: dict[str, float | OnDevice] = {}
+    for (name, group), tensor in found.items():
+        finish = update_ratio if name == "update_ratio" else float
+        value = finish(tensor) if tensor.is_cpu else OnDevice(tensor, finish)
+        values[f"{name}/{first + group}"] = value
+    seen._log.add(values)
 
 
 def _stepped(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:

@@ -41,19 +41,20 @@ class StepScalars(NamedTuple):
 class OnDevice:
     """A number that a device has still to compute. Making one waits for nothing."""
 
-    __slots__ = ("_event", "_value")
+    __slots__ = ("_event", "_finish", "_value")
 
-    def __init__(self, tensor: Tensor) -> None:
-        """tensor: has one element, and may change afterwards."""
-        self._value = tensor.detach().reshape(()).to("cpu", non_blocking=True)
+    def __init__(self, tensor: Tensor, finish: Callable[[Tensor], float] = float) -> None:
+        """tensor: has one element, unless `finish` makes one of it; it may change afterwards."""
+        self._value = tensor.detach().to("cpu", non_blocking=True)
         self._event = event(tensor.device)
+        self._finish = finish
 
     def wait(self) -> float:
         """The number, once the device is done."""
         ignore_captures()
         while not self._event.query():
             time.sleep(_POLL_SECONDS)
-        return float(self._value)
+        return self._finish(self._value)
 
 
 def resolve(values: Mapping[str, float | OnDevice]) -> dict[str, float]:
@@ -164,6 +165,10 @@ class ScalarLog:
             over, left = divmod(self._again, self._usual + 1)
             if not left:
                 self._submit([StepScalars(self.next, time.time(), dict(self._open), over)])
+        (self._open if self.closed is None else self.closed.values).update(values)
+
+    def add(self, values: Mapping[str, float | OnDevice]) -> None:
+        """Keep values of the step that an optimizer just did, which come by themselves."""
         (self._open if self.closed is None else self.closed.values).update(values)
 
     def close(

@@ -15,6 +15,7 @@ from support.everything import Training
 from support.paths import python_path
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hookstats.hooks.step_sample import StepSample
 from hookstats.watching.settings import KINDS
 
 pytestmark = pytest.mark.usefixtures("hooks_in", "one_thread")
@@ -67,6 +68,11 @@ DRAINED = FREE | {f"aten.{name}" for name in ("copy_.default", "lift_fresh.defau
 DRAINED |= {"aten.select.int", "aten.slice.Tensor", "hookstats.drain_.default"}
 """And these, as a step is closed on the host: they wait for nothing, either."""
 
+OF_SAMPLE = "cat stack view mul div sub dot linalg_vector_norm split_with_sizes _to_copy"
+DRAINED |= {f"aten.{name}.{of}" for name in OF_SAMPLE.split() for of in ("default", "Tensor")}
+DRAINED |= {"aten._foreach_norm.Scalar", "aten._local_scalar_dense.default"}
+"""And these, for the sample of the weights: they are on the host, too."""
+
 
 def test_steps_call_no_operator_that_waits() -> None:
     def calls(watched: bool) -> Counter[str]:
@@ -87,8 +93,9 @@ def test_steps_call_no_operator_that_waits() -> None:
 
 # Of torch 2.11's profiler, about itself.
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events at the end of each cycle:UserWarning")
-def test_hooks_allocate_nothing_and_a_close_ten_tensors() -> None:
-    """Nor do the kernels, whose memory no dispatch mode sees."""
+def test_hooks_allocate_nothing_and_a_close_ten_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do the kernels, whose memory no dispatch mode sees; the sample of the weights does."""
+    monkeypatch.setattr(StepSample, "before", lambda *_: None)
 
     def allocations(watched: bool) -> Counter[int]:
         training = Training(watched=watched, kinds=FREE_KINDS)

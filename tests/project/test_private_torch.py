@@ -48,6 +48,7 @@ PLACES: dict[str, str | Callable[[], object]] = {
     "_dynamo_marked_constant": "torch._dynamo.decorators",
     "_foreach_add_": lambda: torch,
     "_foreach_copy_": lambda: torch,
+    "_foreach_norm": lambda: torch,
     "_foreach_zero_": lambda: torch,
     "_forward_metadata_inference": STAGE,
     "_fsdp_flattened": "torch.distributed.fsdp._common_utils",

@@ -84,7 +84,10 @@ def test_tensorboard_reads_it_back(tmp_path: Path, own_writer: bool) -> None:
     events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0, "histograms": 0})
     events.Reload()
     expected = [expected_scalars(record) for record in records[::2]]
-    ours = ("lr/0", "grad_norm", "steps_per_second", "watch_seconds")
+    ours = (
+        *("lr/0", "update_ratio/0", "gradient_cosine/0"),
+        *("grad_norm", "steps_per_second", "watch_seconds"),
+    )
     logged = {f"scalar/{name}" for name in ours}
     assert set(events.Tags()["scalars"]) == set(expected[0]) | logged | (
         {"mine"} if writer else set()
