@@ -54,27 +54,31 @@ class LossScale(Rule):
     `factor` times the calls of an average step. A scaler that looks for its scale skips one now and
     then (`NonFinite` has a note of it). Where no step follows at all, scalars tell that are logged
     again in a step that stays open, for `iterations` iterations of as many micro-batches as any
-    step had. The alert's value is the calls by those of an average step, or the number of
-    iterations.
+    step had, or `first` where there were fewer than 8 steps. The alert's value is the calls by
+    those of an average step, or the number of iterations.
     """
 
     name: ClassVar[str] = "loss scale"
-    advice: ClassVar[str] = "look for the first infinite tensor; use bf16"
+    advice: ClassVar[str] = "look for the first infinite tensor (non-finite names it); use bf16"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
     factor: float = 4.0
     iterations: int = 2
+    first: int = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "factor", "iterations")
+        at_least(self, 1, "factor", "iterations", "first")
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
-        if history.unclosed >= self.iterations and history.pushed >= 8:
+        if history.unclosed >= (self.iterations if history.pushed >= 8 else self.first):
             name = next(iter(values))
-            says = f"comes again without a step: {history.unclosed} iterations in a row ended none"
+            says = (
+                f"comes again without a step: {history.unclosed} iterations in a row ended none, "
+                "as where a loss scaler skips each"
+            )
             yield self.about((name, SCALAR), step, None, says, history.unclosed)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:

@@ -48,6 +48,10 @@ from hookstats.watching.silence import Silence
 
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
+_STUCK = 4  # iterations without a step, once `_KNOWN` recorded steps have shown what is usual
+_STUCK_FROM_START = 32  # a loss scaler that looks for its first scale skips up to sixteen
+_KNOWN = 8
+
 
 class Watch(Unique):
     """The recording of a model; `watch` makes it. As a context manager, it is closed at the end.
@@ -220,6 +224,8 @@ class Watch(Unique):
             self._log.log(as_scalars(given))
             if self._loop is not None:
                 self._graphs.look(given, self._step - (self._log.closed is not None))
+            if self._is_stuck():
+                self._close_step(is_stuck=True)
 
     def look_at_loss(self, loss: Tensor) -> None:
         """Let the rule `LossGraph` look at a loss that `log` gets as a plain number, as from
@@ -502,7 +508,18 @@ class Watch(Unique):
         else:
             self._optimizers.remind(optimizer, self._step)
 
-    def _close_step(self) -> None:
+    def _is_stuck(self) -> bool:
+        """Whether the optimizer does not step any more, as where a loss scaler skips each step: so
+        no step would be recorded that shows why."""
+        least = _STUCK if self._buffers.closed >= _KNOWN else _STUCK_FROM_START
+        return (
+            self._log.over >= least
+            and bool(self._optimizers)
+            and any(info.dtype == "float16" for info in self._buffers.infos())
+            and not self._recorder.is_current_thread()
+        )
+
+    def _close_step(self, *, is_stuck: bool = False) -> None:
         if self._recorder.is_current_thread():
             # It would wait for itself, and steps are the training's.
             raise RuntimeError(
@@ -513,7 +530,7 @@ class Watch(Unique):
         step = self._step
         try:
             with self._cost, own_dispatch():
-                recorded = self._end_step()
+                recorded = self._end_step(is_stuck)
                 self._recorded = False
             self._when.close(step, recorded, self._rates)
             self._schedule()
@@ -549,7 +566,7 @@ class Watch(Unique):
         why = "a hook was interrupted" if error is None else error_text(error)
         self._recorder.skip(step, reason, "recording a step", f"{why}; step {step} is lost")
 
-    def _end_step(self) -> bool:
+    def _end_step(self, is_stuck: bool) -> bool:
         """Close the open step; whether it was to be recorded."""
         step = self._step
         self._optimizers.begin()
@@ -558,7 +575,8 @@ class Watch(Unique):
         recorded = self._buffers.recording or (self._recorded and self._buffers.has_content())
         self._rates = rates = learning_rates(self._optimizers)
         values = {**rates, **self._cost.since()}
-        scalars = self._log.close(step, values, is_shown=recorded and self._recorder.shows(step))
+        is_shown = recorded and self._recorder.shows(step)
+        scalars = self._log.close(step, values, is_shown=is_shown, is_stuck=is_stuck)
         self._roots.begin_step()
         self._tell_evaluations()
         self._silence.closed(self._optimizers)

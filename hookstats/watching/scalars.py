@@ -148,12 +148,15 @@ class ScalarLog:
         self._is_unseen = False  # a complete one: its scalars come before the next record
         self._handed_on = self._stepped = time.monotonic()
         self._first = True
+        self.over = 0
+        """How many iterations are over in the open step, see `StepScalars.iteration`."""
         self.has_loss = False
         """Whether a number was logged whose name has "loss" in it."""
         self.next = 0
         """The step after the one that was closed last."""
-        # How often a name came again in the open step, and at most in a closed one.
-        self._again = self._usual = 0
+        # How often a name came again in the open step, since an optimizer closed one, and at most
+        # between two such closes.
+        self._again = self._since = self._usual = 0
 
     def log(self, values: Mapping[str, float | OnDevice]) -> None:
         """Keep values; a name that the step has already gets the new value."""
@@ -162,9 +165,9 @@ class ScalarLog:
             self.seal()
         if self.closed is None and not self._open.keys().isdisjoint(values):
             self._again += 1
-            over, left = divmod(self._again, self._usual + 1)
+            self.over, left = divmod(self._again, self._usual + 1)
             if not left:
-                self._submit([StepScalars(self.next, time.time(), dict(self._open), over)])
+                self._submit([StepScalars(self.next, time.time(), dict(self._open), self.over)])
         (self._open if self.closed is None else self.closed.values).update(values)
 
     def add(self, values: Mapping[str, float | OnDevice]) -> None:
@@ -172,12 +175,18 @@ class ScalarLog:
         (self._open if self.closed is None else self.closed.values).update(values)
 
     def close(
-        self, step: int, values: Mapping[str, float | OnDevice], *, is_shown: bool
+        self,
+        step: int,
+        values: Mapping[str, float | OnDevice],
+        *,
+        is_shown: bool,
+        is_stuck: bool = False,
     ) -> StepScalars:
         """Close the open step, and return what it has so far; `values` are those that come by
         themselves.
 
-        is_shown: whether sinks and rules get its record, with these.
+        is_shown: whether sinks and rules get its record, with these. is_stuck: whether the step is
+        closed because the optimizer does not step, so that it shows nothing of what is usual.
         """
         self.seal()
         now = time.monotonic()
@@ -185,7 +194,10 @@ class ScalarLog:
         self._stepped, self._first = now, False
         closed = StepScalars(step, time.time(), {**values, **timed, **self._open})
         self._open, self.closed, self.next = {}, closed, step + 1
-        self._usual, self._again = max(self._usual, self._again), 0
+        self._since += self._again + is_stuck
+        if not is_stuck:
+            self._usual, self._since = max(self._usual, self._since), 0
+        self._again = self.over = 0
         if now >= self._handed_on + _BATCH_SECONDS or (is_shown and self._is_unseen):
             self.hand_on()
         self._is_shown = is_shown

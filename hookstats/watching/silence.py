@@ -23,6 +23,10 @@ _REMEDY = (
     "give watch() the optimizer that steps, call Watch.add_optimizer once it is there, or call "
     "Watch.step once per iteration"
 )
+_SKIPPED = (
+    "no optimizer of the watch stepped: see whether a loss scaler skips each step, as where "
+    "activations overflow in fp16, or call Watch.step once per iteration"
+)
 
 
 class Silence:
@@ -114,7 +118,8 @@ class Silence:
 
     def _tell_of_none(self, what: str) -> None:
         """Warn of what was not recorded, as no step was closed."""
-        self._tell("silent", f"{what}, and no step was closed, so that none is recorded; {_REMEDY}")
+        helps = _SKIPPED if self._own and not self._steps else _REMEDY
+        self._tell("silent", f"{what}, and no step was closed, so that none is recorded; {helps}")
 
     def _look_for_modules(self, optimizers: Iterable[Optimizer]) -> None:
         given = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}

@@ -97,6 +97,17 @@ def test_a_loop_without_an_optimizer(zero: str) -> None:
         w.close()
 
 
+def test_an_optimizer_that_never_steps() -> None:
+    """As where a loss scaler skips each step."""
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    expected = "so that none is recorded; no optimizer of the watch stepped: see whether a loss sc"
+    with told(expected), hs.watch(model, optimizer, rules=()):
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+
+
 def test_a_run_that_ends_without_a_step(tmp_path: Any) -> None:
     model = network()
 
