@@ -33,6 +33,8 @@ class Fault:
     batch: Changed | None = None
     severity: str = "warning"
     """The least that a rule must say: "note" where the fault is no harm yet."""
+    slow: int = 0
+    """How many steps after its first it may take until the fault shows, beyond what is usual."""
     later: bool = False
     """Whether the fault was planted after all rules had been tuned."""
 

@@ -242,6 +242,34 @@ class Recurrent(nn.Module):
         return out
 
 
+class Vae(nn.Module):
+    """The VAE of PyTorch's examples."""
+
+    def __init__(self, width: int, code: int = 8) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(64, width)
+        self.mu, self.logvar = nn.Linear(width, code), nn.Linear(width, code)
+        self.fc3, self.fc4 = nn.Linear(code, width), nn.Linear(width, 64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = functional.relu(self.fc1(x.flatten(1)))
+        mu, logvar = self.mu(hidden), self.logvar(hidden)
+        code = mu + (0.5 * logvar).exp() * torch.randn_like(mu)
+        return self.fc4(functional.relu(self.fc3(code))), mu, logvar
+
+
+def divergence(mu: Tensor, logvar: Tensor) -> Tensor:
+    """From a normal distribution, per sample."""
+    return -0.5 * (1 + logvar - mu.square() - logvar.exp()).sum() / len(mu)
+
+
+def evidence_bound(model: nn.Module, x: Tensor, y: Tensor, weight: float = 0.1) -> Tensor:
+    """The loss of a VAE; weight: of the divergence."""
+    out, mu, logvar = model(x)
+    squares = (out - x.flatten(1)).square().sum() / len(x)
+    return squares + weight * divergence(mu, logvar)
+
+
 class MLP(nn.Sequential):
     """Flatten, hidden layers with activations, and a head."""
 
@@ -279,6 +307,7 @@ class Base:
     dtype: str = "fp32"
     warmup: int = 0
     """For how many steps the learning rate grows linearly."""
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = cross_entropy
 
     def begin(self, seed: int) -> Training:
         """The training run, its random numbers begun from `seed`."""
@@ -294,7 +323,7 @@ class Base:
             model,
             optimizer,
             self._batches(batch, seed),
-            cross_entropy,
+            self.loss,
             autocast,
             torch.amp.GradScaler("cpu", init_scale=1024.0) if autocast else None,
             1.0 if self.data == "text" else None,
@@ -359,6 +388,7 @@ BASES = {
     "mlp": Base(MLP, 64, 64, "sgd", 0.02),
     "mlp-adam": Base(MLP, 128, 16, "adam", 1e-3),
     "mlp-tanh": Base(_tanh, 64, 64, "adam", 1e-3),
+    "vae": Base(Vae, 64, 64, "adam", 5e-3, loss=evidence_bound),
     "mlp-fp16": Base(MLP, 64, 64, "sgd", 0.02, dtype="fp16"),
     "mlp-bf16": Base(MLP, 64, 64, "sgd", 0.02, dtype="bf16"),
 }

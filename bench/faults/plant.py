@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-from bench.faults.models import Batch, Training
+from bench.faults.models import Batch, Training, evidence_bound
 
 Start = Callable[[Training], None]
 """Changes a training run once, before its first step, or before the step of the fault."""
@@ -182,6 +183,15 @@ def with_loss_of(loss: Callable[[Tensor, Tensor], Tensor]) -> Start:
     return plant
 
 
+def with_divergence(weight: float) -> Start:
+    """Weigh the divergence of a VAE, as where the other part of the loss is a mean."""
+
+    def plant(t: Training) -> None:
+        t.loss = partial(evidence_bound, weight=weight)
+
+    return plant
+
+
 def with_large_channel(x: Tensor) -> Tensor:
     """One channel is in other units."""
     x[:, 1] *= 60
@@ -239,6 +249,38 @@ def batch_normed(name: str) -> Start:
         width = t.model.get_submodule(name.replace("act", "fc")).out_features
         setattr(t.model, name, nn.BatchNorm1d(width))
         t.optimizer.add_param_group({"params": t.model.get_submodule(name).parameters()})
+
+    return plant
+
+
+class Routed(nn.Module):
+    """A mixture of experts whose router has collapsed: it chooses the first for all samples."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, 4)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        nn.init.constant_(self.router.bias, -5.0)
+        nn.init.constant_(self.router.bias[:1], 5.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the best expert gives, by its probability; of inputs [batch, width]."""
+        share, best = self.router(x).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            chosen = (best == i).nonzero().flatten()
+            if len(chosen):
+                out = out.index_copy(0, chosen, expert(x[chosen]) * share[chosen, None])
+        return out
+
+
+def with_experts(name: str) -> Start:
+    """Put experts in the place of a layer."""
+
+    def plant(t: Training) -> None:
+        routed = Routed(t.model.get_submodule(name).out_features)  # type: ignore[arg-type]
+        setattr(t.model, name, routed)
+        t.optimizer.add_param_group({"params": routed.parameters()})
 
     return plant
 
@@ -409,6 +451,14 @@ def one_class(t: Training, x: Tensor, y: Tensor) -> Batch:
 def one_label(t: Training, x: Tensor, y: Tensor) -> Batch:
     """A reader of labels that gives the first class to all."""
     return x, torch.zeros_like(y)
+
+
+def with_padding(t: Training, x: Tensor, y: Tensor) -> Batch:
+    """Seven of eight tokens are padding, and the loss counts them."""
+    first = x.shape[1] // 8
+    x, y = x.clone(), y.clone()
+    x[:, first:] = y[:, first:] = 0
+    return x, y
 
 
 def shuffled_pixels(x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Score(NamedTuple):
 
 def score(fault: Fault, seed: int, outcome: Outcome, counts: bool) -> Score:
     """Compare what was said with what is wrong."""
-    last = fault.step + (SOON if fault.step else SOON_FROM_START)
+    last = fault.step + (SOON if fault.step else SOON_FROM_START) + fault.slow
     least = SEVERITIES.index(fault.severity)  # type: ignore[arg-type]
     grave = [a for a in outcome.alerts if SEVERITIES.index(a.severity) >= least]
     true = (i for i, a in enumerate(grave) if fault.step <= a.step <= last and _names(fault, a))

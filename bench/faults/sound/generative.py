@@ -8,36 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.faults.models import digits
+from bench.faults.models import Vae, digits, divergence
 from bench.faults.sound.images import flat
 from bench.faults.sound.program import Session, adam, epochs, fit, mlp, sound
-
-
-class Vae(nn.Module):
-    """The VAE of PyTorch's examples."""
-
-    def __init__(self, width: int, code: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(64, width)
-        self.mu, self.logvar = nn.Linear(width, code), nn.Linear(width, code)
-        self.fc3, self.fc4 = nn.Linear(code, width), nn.Linear(width, 64)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hidden = F.relu(self.fc1(x))
-        mu, logvar = self.mu(hidden), self.logvar(hidden)
-        code = mu + (0.5 * logvar).exp() * torch.randn_like(mu)
-        return self.fc4(F.relu(self.fc3(code))), mu, logvar
 
 
 def pixels() -> tuple[Tensor, Tensor]:
     """The digits as rows of 64 values between 0 and 1."""
     x, y = flat()
     return (x - x.min()) / (x.max() - x.min()), y
-
-
-def divergence(mu: Tensor, logvar: Tensor) -> Tensor:
-    """From a normal distribution, per sample."""
-    return -0.5 * (1 + logvar - mu.square() - logvar.exp()).sum() / len(mu)
 
 
 @sound(700)
