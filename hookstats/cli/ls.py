@@ -130,7 +130,7 @@ def describe_run(run: Run, directory: Path) -> Listed:
 
 def last_loss(run: Run) -> float | None:
     """The loss that was logged last, that of the training before others; None without any."""
-    from hookstats.rules.loss import is_loss
+    from hookstats.rules.history import is_loss
 
     names = sorted(
         (name for name in run.scalars if "loss" in name.lower()),

@@ -19,9 +19,9 @@ SCALAR = "scalar"
 """The kind of alerts about a number of the training, such as its loss; the site is its name."""
 
 REACH = 32
-"""For how many steps after its last alert an incident is taken for the cause of further alerts."""
+"""For how many steps after its last alert an incident is taken for the cause of what begins."""
 
-_OF_SETTINGS = ("learning rate", "weight decay", "loss graph")
+_OF_SETTINGS = ("learning rate", "weight decay", "clipping", "loss graph")
 """Rules about numbers that the training was given, not about what became of it."""
 
 
@@ -72,11 +72,11 @@ class Alert:
 class Incident:
     """A cause, and its consequences in the order in which they were found.
 
-    An alert is a consequence of the incident before it if that had an alert in the last 32 steps,
-    unless the cause is a note or about a number, such as the loss, and the alert is worse; but a
-    learning rate that jumps causes what is worse, too. Notes of one rule are one incident. Nothing
-    in a model causes what is in its own inputs. What a rule says of a tensor on several ranks
-    counts once, as of the rank where it was found first.
+    An alert is a consequence of the incident before it if that had an alert in the 32 steps before
+    `Alert.since`, unless the cause is a note or about a number, such as the loss, and the alert is
+    worse; but a learning rate that jumps causes what is worse, too. Notes of one rule are one
+    incident. Nothing in a model causes what is in its own inputs. What a rule says of a tensor on
+    several ranks counts once, as of the rank where it was found first.
     """
 
     cause: Alert
@@ -133,13 +133,14 @@ class Grouping:
             self._last.append(alert.step)
             return len(self._incidents) - 1, True
         self._incidents[number].append(alert)
-        self._last[number] = max(self._last[number], alert.step)
+        if alert.step <= self._last[number] + REACH:  # else it was found long after it began
+            self._last[number] = max(self._last[number], alert.step)
         return number, False
 
     def _incident_of(self, alert: Alert) -> int | None:
         for number in range(len(self._incidents) - 1, -1, -1):
             cause = self._incidents[number][0]
-            near = cause.step - REACH <= alert.step <= self._last[number] + REACH
+            near = cause.since - REACH <= alert.since <= self._last[number] + REACH
             if near and _may_cause(cause, alert):
                 return number
         return None
@@ -171,8 +172,11 @@ def _may_cause(cause: Alert, alert: Alert) -> bool:
         return _is_given(cause)
     if cause.severity == "note":
         return alert.severity == "note" and cause.rule == alert.rule
-    is_symptom = cause.kind == SCALAR and cause.rule not in _OF_SETTINGS
-    return not is_symptom or alert.level <= cause.level
+    if cause.kind != SCALAR or cause.rule in _OF_SETTINGS:
+        return True
+    # In a step, numbers follow from tensors.
+    is_earlier = alert.kind != SCALAR and alert.step <= cause.step
+    return alert.level <= cause.level and not is_earlier
 
 
 def _is_given(alert: Alert) -> bool:

@@ -21,7 +21,7 @@ from hookstats.rules.replaying import replay
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
 from hookstats.rules.targets import Accumulation, Logits, Targets
-from hookstats.rules.tensors import Exploding, NonFinite, SuddenShift, Vanishing
+from hookstats.rules.tensors import Exploding, Fading, NonFinite, SuddenShift, Vanishing
 
 __all__ = [
     "Accumulation",
@@ -32,6 +32,7 @@ __all__ = [
     "Depth",
     "Dropout",
     "Exploding",
+    "Fading",
     "History",
     "Incident",
     "Initialisation",

@@ -19,7 +19,7 @@ from hookstats.rules.peers import Collapse, Depth, LinearRange
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.rule import Rule
 from hookstats.rules.targets import Accumulation, Logits, Targets
-from hookstats.rules.tensors import Exploding, NonFinite, SuddenShift, Vanishing
+from hookstats.rules.tensors import Exploding, Fading, NonFinite, SuddenShift, Vanishing
 
 _DEFAULT: tuple[type[Rule], ...] = (
     Initialisation,
@@ -32,10 +32,10 @@ _DEFAULT: tuple[type[Rule], ...] = (
     Clipping,
     UpdateSize,
     Rounding,
-    LossScale,
     Inputs,
     RepeatedInputs,
     NonFinite,
+    LossScale,
     Accumulation,
     Logits,
     Targets,
@@ -46,6 +46,7 @@ _DEFAULT: tuple[type[Rule], ...] = (
     Exploding,
     SuddenShift,
     DeadChannels,
+    Fading,
     Vanishing,
     Underflow,
     Loss,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from hookstats.records.keys import Key, Kind, parse_kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64
-from hookstats.rules.facts import Fact, Graph
+from hookstats.rules.facts import Fact, Graph, What
 from hookstats.rules.past_inputs import PastInputs, SeenInputs
 from hookstats.rules.setup import Setup
 from hookstats.rules.sums import Sums
@@ -39,6 +41,19 @@ _ROUNDING = 1e-3
 
 SCALARS = 512
 """How many values are kept per scalar."""
+
+RATE = "lr/"
+"""How the names of learning rates begin, before the number of their parameter group."""
+
+_LOSS = re.compile(r"loss(?:[/_ -](?:step|train|training|total|batch|mean|avg))?\Z")
+_ELSEWHERE = {"val", "valid", "validation", "eval", "evaluation", "dev", "test"}
+
+
+@lru_cache(1024)
+def is_loss(name: str) -> bool:
+    """Whether a scalar of this name is a loss of the training."""
+    lower = name.lower()
+    return bool(_LOSS.search(lower)) and _ELSEWHERE.isdisjoint(re.split(r"[/_ .-]", lower))
 
 
 class Sites:
@@ -133,6 +148,8 @@ class History:
         """In how many steps the targets were of several classes, and of one."""
         self.graphs: dict[str, Graph] = {}
         """The graph of each logged loss that was looked at."""
+        self.in_loop: set[What] = set()
+        """What the training loop did wrong at any time."""
         self.batches: list[float] = []
         """How many values the input of the model had in recorded steps, newest last, 64 at most."""
         self.small: dict[int, bool] = {}
@@ -239,6 +256,8 @@ class History:
         """Add what is seen of the training without reading a tensor."""
         if isinstance(fact, Graph):
             self.graphs[fact.name] = fact
+        else:
+            self.in_loop.add(fact.what)
 
     def push_batch(self, record: StepRecord) -> None:
         """Note the size of a recorded step's batch, whether the step is looked at or not."""

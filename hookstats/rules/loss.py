@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from statistics import median
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from hookstats.records.alerts import SCALAR, Alert, Severity
 from hookstats.records.norms import GRADIENT_NORM
-from hookstats.rules.history import SCALARS, History
+from hookstats.rules.evidence import evidence
+from hookstats.rules.history import SCALARS, History, is_loss
 from hookstats.rules.rule import ScalarRule, at_least
 from hookstats.stats.arguments import check_integer
 
 _Values = np.ndarray[tuple[int], np.dtype[np.float64]]
-_Found = tuple[str, Severity] | None
 
-_LOSS = re.compile(r"loss(?:[/_ -](?:step|train|training|total|batch|mean|avg))?\Z")
 _WHOLE = re.compile(r"(?:(?:train|training|total)[/_ .-])*(?:total)?loss(?:[/_ -]\w+)?")
-_ELSEWHERE = {"val", "valid", "validation", "eval", "evaluation", "dev", "test"}
+_DISCRIMINATOR = "d|disc|discriminator|critic"
+_GENERATOR = "g|gen|generator"
 _NEAR = 16  # values, of which a median is taken
+
+
+class _Found(NamedTuple):
+    """What is to be said of a loss."""
+
+    says: str
+    severity: Severity
+    advice: str = ""
+    lasted: int = 0
+    """For how many steps before this one it has been so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +61,15 @@ class Loss(ScalarRule):
     learning rate nor the norm of the gradients grows: before a plateau ends gradients grow
     exponentially (Saxe et al., "Exact solutions to the nonlinear dynamics of learning in deep
     linear neural networks", 2014). Until then, and of losses whose guess is not known, there is a
-    note, once after `first` steps. The alert's value is the loss.
+    note, once after `first` steps. The message says what was ruled out, and what looks wrong, of
+    what usually keeps a loss where it is (see `evidence`).
+
+    Of two logged losses that name the players of a game, as "d_loss" and "g_loss", the
+    discriminator's has been at most `won` times its start in `steps` steps in a row, while the
+    generator's is not below its start: then the discriminator has won, and teaches nothing any more
+    (Arjovsky and Bottou, "Towards principled methods for training generative adversarial networks",
+    2017). There is a note after `first` steps, as sound trainings may begin like that. The alert's
+    value is the loss.
     """
 
     name: ClassVar[str] = "loss"
@@ -65,10 +83,11 @@ class Loss(ScalarRule):
     steps: int = 300
     t: float = 1.0
     chance: float = 0.02
+    won: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "deviations", "leap", "climb", "diverge", "t", "chance")
+        at_least(self, 0, "deviations", "leap", "climb", "diverge", "t", "chance", "won")
         check_integer("first", self.first, 2 * _NEAR, SCALARS)
         check_integer("steps", self.steps, 2 * _NEAR, SCALARS)
 
@@ -76,16 +95,25 @@ class Loss(ScalarRule):
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
         for name, value in values.items():
-            if not is_loss(name):
-                continue
-            found = self._of(step, name, value, history)
+            found = self._won(name, history) if _player(_DISCRIMINATOR)(name) else None
+            if found is None and is_loss(name):
+                found = self._of(step, name, value, history)
             if found is not None:
-                says, severity = found
-                yield self.about((name, SCALAR), step, None, says, value, severity=severity)
+                yield self.about(
+                    (name, SCALAR),
+                    step,
+                    None,
+                    found.says,
+                    value,
+                    severity=found.severity,
+                    since=step - found.lasted,
+                    advice=found.advice,
+                )
 
-    def _of(self, step: int, name: str, value: float, history: History) -> _Found:
+    def _of(self, step: int, name: str, value: float, history: History) -> _Found | None:
         if not math.isfinite(value):
-            return f"is {value}", "error"
+            helps = "look at the first tensor that is not finite; without one, at the loss itself"
+            return _Found(f"is {value}", "error", helps)
         count, values = history.counts[name], history.scalars[name]
         begun = [x for x in history.first[name] if math.isfinite(x)]
         if count <= _NEAR or len(begun) < 8:
@@ -97,10 +125,30 @@ class Loss(ScalarRule):
         if found is None and is_whole:
             found = self._climbs(values, begun, history)
         if found is None and is_whole and count in (self.first, self.steps, 4 * self.steps):
-            found = self._flat(_finite(values), count, begun, history)
+            found = self._flat(name, _finite(values), begun, history)
         return found
 
-    def _leap(self, past: _Values, begun: list[float], at_once: bool) -> _Found:
+    def _won(self, name: str, history: History) -> _Found | None:
+        """Whether a discriminator has won, whose loss has this name."""
+        begun = _begun(history, name)
+        past = history.scalars[name][: -self.steps - 1 : -1]
+        if not past[0] <= self.won * begun:
+            return None  # as in most steps
+        lasted = [*(0 <= one <= self.won * begun for one in past), False].index(False)
+        generators = list(filter(_player(_GENERATOR), history.scalars))
+        if lasted < self.first or not generators or _has_fallen(history, generators[0]):
+            return None
+        says = (
+            f"is {past[0]:.3g} after {begun:.3g} at the start, while {generators[0]} has not "
+            "fallen: the discriminator has won"
+        )
+        helps = (
+            "train the discriminator with a lower rate or more seldom, smooth its labels, or give "
+            "it a gradient penalty or spectral norms"
+        )
+        return _Found(says, "warning" if lasted == self.steps else "note", helps, lasted - 1)
+
+    def _leap(self, past: _Values, begun: list[float], at_once: bool) -> _Found | None:
         if len(past) <= _NEAR:
             return None
         usual = float(np.median(past[-_NEAR - 3 : -3]))
@@ -120,10 +168,11 @@ class Loss(ScalarRule):
         lasts = lasting - usual > far
         if lasts or (value - usual > far and value > max(begun)):
             says = f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}"
-            return says, "warning" if lasts or at_once else "note"
+            helps = "look at the batch of this step; clip gradients, or lower the learning rate"
+            return _Found(says, "warning" if lasts or at_once else "note", helps)
         return None
 
-    def _climbs(self, values: list[float], begun: list[float], history: History) -> _Found:
+    def _climbs(self, values: list[float], begun: list[float], history: History) -> _Found | None:
         finite = [x for x in values[-2 * _NEAR :] if math.isfinite(x)]
         last, first = median(finite[-_NEAR:]), max(begun[:8])
         if not last > min(self.climb, self.diverge) * first > 0:
@@ -131,10 +180,14 @@ class Loss(ScalarRule):
         guess = _guess(history)
         is_guess = bool(guess) and abs(median(begun[:8]) - guess) <= 0.3 * guess
         if last > (self.climb if is_guess else self.diverge) * first:
-            return f"climbs: it is {last:.4g} after {first:.4g} at the start", "warning"
+            says = f"climbs: it is {last:.4g} after {first:.4g} at the start"
+            return _Found(says, "warning", "lower the learning rate; look at the sign of the loss")
         return None
 
-    def _flat(self, past: _Values, count: int, begun: list[float], history: History) -> _Found:
+    def _flat(
+        self, name: str, past: _Values, begun: list[float], history: History
+    ) -> _Found | None:
+        count = history.counts[name]
         if len(past) < count and count <= SCALARS:
             return None
         first, last = np.array(begun), past[-max(_NEAR, min(count, len(past)) // 3) :]
@@ -153,14 +206,28 @@ class Loss(ScalarRule):
         if is_guess:
             classes = max(history.classes or 0, 2)
             says = f"is still {last.mean():.4g}, that of a guess among {classes} classes"
-        return says, "warning" if is_guess and count >= self.steps else "note"
+        ruled_out, advice = evidence(name, history)
+        severity: Severity = "warning" if is_guess and count >= self.steps else "note"
+        return _Found(says + ruled_out, severity, advice, lasted=count - 1)
 
 
-@lru_cache(1024)
-def is_loss(name: str) -> bool:
-    """Whether a scalar of this name is a loss of the training."""
-    lower = name.lower()
-    return bool(_LOSS.search(lower)) and _ELSEWHERE.isdisjoint(re.split(r"[/_ .-]", lower))
+@cache
+def _player(names: str) -> Callable[[str], bool]:
+    """Whether a scalar is the loss of one of these players, as "d_loss", "Loss_D", "train/errD"."""
+    loss, gap = "(?:loss|err)", "[/_. -]?"
+    pattern = rf"(?:\w+[/.])*(?:{loss}{gap}(?:{names})|(?:{names}){gap}{loss})"
+    matches = re.compile(pattern, re.IGNORECASE).fullmatch
+    return lru_cache(1024)(lambda name: bool(matches(name)))
+
+
+def _begun(history: History, name: str) -> float:
+    return median(history.first[name][:8])
+
+
+def _has_fallen(history: History, name: str) -> bool:
+    """Whether a scalar is below its start by a tenth of it."""
+    begun = _begun(history, name)
+    return median(history.scalars[name][-_NEAR:]) < begun - 0.1 * abs(begun)
 
 
 def _is_far(values: list[float]) -> bool:

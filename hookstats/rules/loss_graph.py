@@ -65,7 +65,7 @@ class LossGraph(Rule):
     def check_fact(self, step: int, fact: Fact, history: History) -> Iterator[Alert]:
         if not isinstance(fact, Graph):
             return
-        for says, helps, severity in _findings(fact):
+        for says, helps, severity in findings(fact):
             key = (fact.name, SCALAR)
             value = float(len(fact.nodes))
             yield self.about(key, step, None, says, value, severity=severity, advice=helps)
@@ -76,7 +76,7 @@ _Finding = tuple[str, str, Severity]
 """What is wrong, what helps, and how bad it is."""
 
 
-def _findings(graph: Graph) -> Iterator[_Finding]:
+def findings(graph: Graph) -> Iterator[_Finding]:
     """What a graph shows, the worst first."""
     for find in _FINDERS:
         yield from find(graph)
@@ -269,6 +269,15 @@ def _bounded_regression(graph: Graph) -> Iterator[_Finding]:
             least = {"Relu": "above 0", "Tanh": "between -1 and 1", "Sigmoid": "between 0 and 1"}
             says = f"compares targets with what {_BOUNDED[below.name]} gave"
             yield f"{says}, which lies {least[below.name]}", "see that targets lie there", "note"
+
+
+def code_shapes(graph: Graph) -> Iterator[tuple[int, ...]]:
+    """The shapes, without their first dimension, of what layers give of which a loss takes the
+    exponential: logarithms of variances, as those of a variational autoencoder."""
+    for node in graph.nodes:
+        below = _down(graph.nodes, node, _MOVES | {"Mul", "Div", "Clamp"})
+        if node.name == "Exp" and below is not None and below.name in _PRODUCTS:
+            yield below.shape[1:]
 
 
 _FINDERS: tuple[Callable[[Graph], Iterator[_Finding]], ...] = (

@@ -15,8 +15,7 @@ from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules.defaults import Rules, as_rules
 from hookstats.rules.facts import Fact
-from hookstats.rules.history import History
-from hookstats.rules.loss import is_loss
+from hookstats.rules.history import History, is_loss
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
 from hookstats.runs.alerts import AlertEntry

@@ -34,7 +34,8 @@ class SeenInputs:
     distance: float = np.nan
     """The share of values, 0..1, that one has to move to make the average histogram of the steps
     before out of this step's (the total variation distance), by what is usual of a batch of its
-    size: times the root of its size by the median size. NaN without any."""
+    size: times the root of its size by the median size. Of integers, as numbers of tokens, which
+    have no order: the share in bins that no step before had. NaN without any."""
     past_distances: Sequence[float] = ()
     """The same of the steps before, oldest first, 64 at most."""
     far: int = 0
@@ -109,8 +110,8 @@ class PastInputs:
         return is_known
 
     def _distance(self, record: StepRecord, site: int, known: int) -> float:
-        if record.bins is None or "float" not in record.sites[site].dtype:
-            return np.nan  # numbers of tokens have no order, and no histogram
+        if record.bins is None:
+            return np.nan
         counts = record.hist.dense(site, record.bins.slots).astype(np.float64)
         total = counts.sum()
         if not total:
@@ -120,8 +121,9 @@ class PastInputs:
             self._average = shares
             return np.nan
         away = shares - self._average
+        new = shares[self._average == 0].sum()
         self._average += away / min(known + 2, 32)
-        return float(np.abs(away).sum() / 2)
+        return float(np.abs(away).sum() / 2 if "float" in record.sites[site].dtype else new)
 
 
 def usual_limit(distances: Sequence[float], deviations: float = 8.0, least: float = 0.15) -> float:

@@ -13,12 +13,10 @@ from hookstats.records.alerts import SCALAR, Alert
 from hookstats.records.norms import GRADIENT_NORM
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
-from hookstats.rules.history import History
-from hookstats.rules.loss import is_loss
+from hookstats.rules.history import RATE, History, is_loss
 from hookstats.rules.rule import Rule, ScalarRule, at_least, fraction
 from hookstats.rules.setup import Group
 
-_RATE = "lr/"
 _SAME = 1e-3  # values that differ by no more are the same
 
 
@@ -51,7 +49,7 @@ class LearningRate(ScalarRule):
     ) -> Iterator[Alert]:
         for name, rate in values.items():
             past = history.scalars[name]
-            if not name.startswith(_RATE) or len(past) <= self.steps:
+            if not name.startswith(RATE) or len(past) <= self.steps:
                 continue
             if rate < self.faded * history.greatest[name]:
                 yield from self._fades(step, name, rate, history)
@@ -80,7 +78,8 @@ class LearningRate(ScalarRule):
                     f"{begun:.4g} at the start"
                 )
                 helps = "step the schedule once per epoch, or give it the number of steps"
-                yield self.about((name, SCALAR), step, None, says, rate, advice=helps)
+                key, since = (name, SCALAR), step - below + 1
+                yield self.about(key, step, None, says, rate, since=since, advice=helps)
                 return
 
 
@@ -92,12 +91,52 @@ class WeightDecay(ScalarRule):
     within 1 / `most` steps, while good settings take an epoch or more (Wang and Aitchison, "How to
     set AdamW's weight decay", 2024). The rule knows optimizers whose decay is that product: SGD and
     AdamW. The alert's value is the product.
+
+    Adam adds the decay to the gradient, and its steps have one size whatever the sum (Loshchilov
+    and Hutter, "Decoupled weight decay regularization", 2019). There is an alert if the decay times
+    the rms of the weight at the start is `coupled` times the rms of the gradient, in the median of
+    all matrices and by the greatest gradients of the first `steps` steps: then steps only shrink
+    weights. The alert's value is that ratio.
     """
 
     name: ClassVar[str] = "weight decay"
     advice: ClassVar[str] = "lower it: 0.01 to 0.1 is usual for AdamW, 1e-4 for SGD"
 
     most: float = 0.02
+    coupled: float = 5.0
+    steps: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "coupled")
+        at_least(self, 2, "steps")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        setup = history.setup
+        if setup is None or history.pushed != self.steps:
+            return
+        decays = {
+            weight.name: setup.groups[weight.group].weight_decay * weight.rms
+            for weight in setup.weights
+            if weight.rms and len(weight.shape) > 1 and weight.group is not None
+            # Of most rows of an embedding, a batch has no gradient.
+            if not setup.type_of(weight.name).startswith("Embedding")
+            if setup.groups[weight.group].algorithm == "Adam"
+        }
+        most = np.column_stack((history.past_rms[:, 1 - self.steps :], history.rms)).max(1)
+        ratios = {
+            i: decays[site.name] / float(most[i])
+            for i, site in enumerate(record.sites)
+            if site.kind == "param_grad" and site.name in decays and most[i] > 0
+        }
+        middle = float(np.median(list(ratios.values()))) if ratios else 0.0
+        if middle >= self.coupled:
+            says = (
+                f"is small beside the weight decay that Adam adds to it, {middle:.3g} times as "
+                "much in the median of all weights: steps only shrink them"
+            )
+            helps = "use AdamW, whose decay stays apart from the gradient, or 1e-4 or less"
+            yield self.alert(record, min(ratios), says, middle, advice=helps)
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
@@ -105,14 +144,14 @@ class WeightDecay(ScalarRule):
         if history.setup is None:
             return
         for i, group in enumerate(history.setup.groups):
-            rate = values.get(f"{_RATE}{i}")
+            rate = values.get(f"{RATE}{i}")
             if rate is None or not group.weight_decay or group.algorithm == "Adam":
                 continue
             part = rate * group.weight_decay
             if part >= self.most:
                 decay = f"weight_decay = {group.weight_decay:g}"
                 says = f"and {decay} take {part:.1%} of each weight in a step"
-                yield self.about((f"{_RATE}{i}", SCALAR), step, None, says, part)
+                yield self.about((f"{RATE}{i}", SCALAR), step, None, says, part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +229,7 @@ class UpdateSize(Rule):
     """
 
     name: ClassVar[str] = "update size"
-    advice: ClassVar[str] = "divide or multiply the learning rate by ten until the rule is silent"
+    advice: ClassVar[str] = "try the learning rate that the alert names"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     most: float = 1.0
@@ -209,8 +248,8 @@ class UpdateSize(Rule):
         if history.pushed > self.steps:
             return
         recent = np.column_stack((history.past_rms[:, 1 - self.lasting :], history.rms))
-        ratios = relative_updates(record, history, recent.min(1))
-        now = relative_updates(record, history, history.rms)
+        ratios = relative_updates(history, recent.min(1))
+        now = relative_updates(history, history.rms)
         if not now:
             return
         middle = float(np.median(list(ratios.values()))) if ratios else 0.0
@@ -221,7 +260,7 @@ class UpdateSize(Rule):
                 f"changes the weight by {now[largest]:.3g} times its rms in one step, more than "
                 "any other weight"
             )
-        elif now[largest] < self.least and self._lasts(record, history):
+        elif now[largest] < self.least and self._lasts(history):
             says = (
                 f"changes the weight by only {now[largest]:.2g} times its rms in one step, and "
                 "others change less"
@@ -229,12 +268,8 @@ class UpdateSize(Rule):
         else:
             yield from self._of_groups(record, history, ratios)
             return
-        helps, bound = "", always_clipped(history)
-        if not any(past[-1] for past in _rates(history)):
-            helps = "raise the learning rate: it is 0"
-        elif bound and now[largest] < self.least:
-            helps = f"raise max_norm: every step clips gradients to {bound:.3g}"
         says += f"; the median of all is {at_once:.2g}"
+        helps = _better_rate(record.sites[largest].name, at_once, history)
         yield self.alert(record, largest, says, at_once, advice=helps)
 
     def _of_groups(
@@ -257,13 +292,14 @@ class UpdateSize(Rule):
                     f"changes the weight by {ratios[sites[0]]:.3g} times its rms in one step, by "
                     f"the learning rate of group {group}; the median of the group is {middle:.2g}"
                 )
-                yield self.alert(record, sites[0], says, middle)
+                helps = _better_rate(record.sites[sites[0]].name, middle, history)
+                yield self.alert(record, sites[0], says, middle, advice=helps)
                 return
 
-    def _lasts(self, record: StepRecord, history: History) -> bool:
+    def _lasts(self, history: History) -> bool:
         """Whether steps have been as small in ten steps in a row."""
         greatest = np.column_stack((history.past_rms[:, -9:], history.rms)).max(1)
-        ratios = relative_updates(record, history, greatest)
+        ratios = relative_updates(history, greatest)
         small = bool(ratios) and max(ratios.values()) < self.least
         return small and history.pushed >= 10 and not (_grows(history) or _has_faded(history))
 
@@ -286,7 +322,7 @@ class Rounding(Rule):
     patience: int = 5
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        ratios = relative_updates(record, history, history.rms)
+        ratios = relative_updates(history, history.rms)
         found = {
             site: ratio for site, ratio in ratios.items() if record.sites[site].dtype in _HALF_UNIT
         }
@@ -303,10 +339,29 @@ class Rounding(Rule):
             yield self.alert(record, first, says, middle)
 
 
+def _better_rate(weight: str, ratio: float, history: History) -> str:
+    """What helps where steps change weights by `ratio` of their rms."""
+    setup = history.setup
+    group = next((w.group for w in setup.weights if w.name == weight), None) if setup else None
+    if not any(past[-1] for past in _rates(history)):
+        return "raise the learning rate: it is 0"
+    if setup is None or group is None or not ratio > 0:
+        return ""
+    bound, epsilon = always_clipped(history), setup.groups[group].epsilon
+    if ratio < _USUAL and bound:
+        return f"raise max_norm: every step clips gradients to {bound:.3g}"
+    if ratio < _USUAL and epsilon > 1e-3:
+        return f"lower eps, which is {epsilon:g}: 1e-8 is usual"
+    rate = history.scalars[f"{RATE}{group}"][-1] * _USUAL / ratio
+    return f"try a rate near {rate:.1g}, which changes weights by a thousandth in a step"
+
+
+_USUAL = 1e-3
+"""The rule of thumb of `UpdateSize`."""
 _HALF_UNIT = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
 
 
-def relative_updates(record: StepRecord, history: History, rms: Float64) -> dict[int, float]:
+def relative_updates(history: History, rms: Float64) -> dict[int, float]:
     """By the site of a weight's gradient: the size of the next step, by the rms of the weight at
     the start. Weights of two dimensions or more, of optimizers whose steps are known; rms: of the
     gradients, [S]."""
@@ -315,11 +370,11 @@ def relative_updates(record: StepRecord, history: History, rms: Float64) -> dict
         return {}
     weights = {w.name: w for w in setup.weights if w.rms and len(w.shape) > 1 and w.trained}
     found = {}
-    for i, site in enumerate(record.sites):
+    for i, site in enumerate(history.sites.sites):
         weight = weights.get(site.name) if site.kind == "param_grad" else None
         if weight is None or weight.group is None:
             continue
-        past = history.scalars.get(f"{_RATE}{weight.group}")
+        past = history.scalars.get(f"{RATE}{weight.group}")
         size = _size(setup.groups[weight.group], float(rms[i]))
         if past and weight.rms and math.isfinite(size):
             found[i] = past[-1] * size / weight.rms
@@ -347,4 +402,4 @@ def _grows(history: History) -> bool:
 
 def _rates(history: History) -> list[list[float]]:
     """Of each parameter group: the learning rate, step by step."""
-    return [past for name, past in history.scalars.items() if name.startswith(_RATE) and past]
+    return [past for name, past in history.scalars.items() if name.startswith(RATE) and past]

@@ -14,8 +14,8 @@ from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.facts import Fact, LoopFact
 from hookstats.rules.history import History
-from hookstats.rules.rule import Rule, at_least
-from hookstats.stats.state import COUNT
+from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.stats.state import COUNT, L1, MEAN
 
 _KEPT = "has the gradient of the step before, too: gradients are not zeroed"
 _BOUND = (
@@ -66,7 +66,7 @@ def _is_of_numbers(history: History, classes: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Targets(Rule):
-    """All targets of a batch are of one class, step after step.
+    """All targets of a batch are of one class, step after step; or most, which is a note.
 
     The gradient of a cross-entropy is negative for the class of the target alone, as what is
     predicted is less than 1. There is an alert if in `patience` steps in a row only one of three or
@@ -74,6 +74,10 @@ class Targets(Rule):
     had; or else, as one class may be rare, among `many` targets from the start. So it is where a
     loader sorts by class, or a reader of labels fails. The alert's channel is the class, its value
     the number of targets.
+
+    At first, what is predicted is the same for all classes, and the negative part of the gradient
+    is as large as the number of targets. A note says that one of `classes` or more has more than
+    `share` of it in the first `patience` steps, as where padding counts. Its value is the share.
     """
 
     name: ClassVar[str] = "targets"
@@ -82,11 +86,14 @@ class Targets(Rule):
 
     least: int = 8
     many: int = 400
+    share: float = 0.8
+    classes: int = 20
     patience: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 2, "least", "many")
+        at_least(self, 2, "least", "many", "classes")
+        fraction(self, "share")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         site, seen = history.last_gradient, history.targets
@@ -101,6 +108,19 @@ class Targets(Rule):
         if seen.alike and many >= self.least and is_new:
             says = f"shows that all {many} targets of the batch are of class {seen.channel}"
             yield self.alert(record, site, says, many, seen.channel)
+        elif history.pushed <= self.patience and many >= 4 * self.classes:
+            yield from self._mostly(record, site)
+
+    def _mostly(self, record: StepRecord, site: int) -> Iterator[Alert]:
+        """Whether most targets are of one class, as far as the gradients of logits tell."""
+        rows = slice(*record.offsets[site : site + 2])
+        sums = record.moments[rows, MEAN] * record.tallies[rows, COUNT]
+        negative = (record.moments[rows, L1] - sums) / 2
+        most, share = int(negative.argmax()), float(negative.max() / negative.sum())
+        if len(negative) >= self.classes and share > self.share:
+            says = f"shows that about {share:.0%} of all targets are of class {most}"
+            helps = "if that is padding, give its number to the loss as ignore_index"
+            yield self.alert(record, site, says, share, most, "note", advice=helps)
 
 
 @dataclass(frozen=True, kw_only=True)

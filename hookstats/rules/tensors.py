@@ -14,8 +14,8 @@ from hookstats.records.alerts import Alert, Severity
 from hookstats.records.keys import parse_kind, plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
-from hookstats.rules.history import Flags, History, Sites
-from hookstats.rules.loss import is_loss
+from hookstats.rules.history import Flags, History, Sites, is_loss
+from hookstats.rules.loss_graph import code_shapes
 from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.stats.derived import amax, columns_of, l2_norm
 
@@ -54,7 +54,36 @@ class NonFinite(Rule):
             says += f"; {first.after} of the tensors after it {are} non-finite, too"
         site = history.sites.at[first.site, first.kind]
         severity = self._severity(record, history, first.kind)
-        yield self.alert(record, site, says, sum(counts.values()), first.channel, severity)
+        yield self.alert(
+            record,
+            site,
+            says,
+            sum(counts.values()),
+            first.channel,
+            severity,
+            advice=self._helps(record, history, site),
+        )
+
+    def _helps(self, record: StepRecord, history: History, site: int) -> str:
+        """What helps, by what the first tensor is."""
+        setup, kind = history.setup, history.plain_kinds[site]
+        half = () if setup is None else [w for w in setup.weights if w.dtype == "float16"]
+        groups = () if setup is None else {w.group for w in half if w.group is not None}
+        if setup is not None and any(0 < setup.groups[i].epsilon < _LEAST for i in groups):
+            return "keep weights in fp32, or give the optimizer an eps of 1e-4: 1e-8 is 0 in fp16"
+        if kind == "input" and record.sites[site].name == "":
+            return "look at the data of this step: values that are missing, a deviation of zero"
+        is_half = any(one.dtype == "float16" for one in record.sites)
+        if history.gradient[site]:
+            return (
+                "a loss scaler lowers its scale by itself; where it goes on and on, use bf16"
+                if is_half
+                else "look for an infinite derivative: a square root or a norm of 0, the logarithm "
+                "of 0, where() around a branch that is not finite"
+            )
+        if record.sites[site].dtype == "float16" and not history.columns("nan")[site]:
+            return "use bf16, or scale what enters: fp16 ends at 65504"
+        return ""
 
     def _severity(self, record: StepRecord, history: History, kind: str) -> Severity:
         column, bad = history.columns, history.nonfinite
@@ -125,8 +154,8 @@ class Exploding(Rule):
     def _at_first(self, record: StepRecord, history: History) -> Iterator[Alert]:
         """The first layer whose first outputs are large."""
         for site in np.flatnonzero(history.rms > self.first).tolist():
-            is_layer = re.search("Linear|Conv|Embedding", history.type_of(site))
-            if is_layer and history.plain_kinds[site] == "output":
+            type_ = history.type_of(site)
+            if (_is_layer(type_) or "Embedding" in type_) and history.plain_kinds[site] == "output":
                 says = f"has an rms of {history.rms[site]:.3g} in the first step, where 1 is usual"
                 helps = "scale what goes into this layer, such as times and positions"
                 yield self.alert(record, site, says, history.rms[site], advice=helps)
@@ -199,8 +228,9 @@ class SuddenShift(Rule):
     Where more steps than ever before were left out in between, a change need not be sudden; where
     a loss falls as it never did, it is progress.
     Gradients shrink as training converges, and gradients of activations leap in sound training
-    runs, too: both are left out. If several tensors of a kind shift in a step, the alert is about
-    the first in execution order. The alert's value is the signed number of octaves from the median.
+    runs, too: both are left out, and so are integers, as numbers of tokens. If several tensors of a
+    kind shift in a step, the alert is about the first in execution order. The alert's value is the
+    signed number of octaves from the median.
     """
 
     name: ClassVar[str] = "sudden shift"
@@ -228,6 +258,7 @@ class SuddenShift(Rule):
         down = (np.maximum(rms, last) * factor <= least) & ~history.gradient
         found = (up | down) & (np.isfinite(np.log2(before)).sum(1) >= self.steps)
         found &= ~history.sites.attention  # heads may learn what to look at within a few steps
+        found &= history.sites.once(_has_order)
         for site, others in _first_of_kind(record, found):
             usual = np.nanmedian(before[site])
             times = f"{rms[site] / usual:.3g} times its median over the steps before"
@@ -238,8 +269,70 @@ class SuddenShift(Rule):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fading(Rule):
+    """What a layer gives fades to next to nothing.
+
+    The rms of the output of a layer with weights is below `share` of the greatest in its first four
+    steps. There is a warning if all layers whose outputs a code is drawn from have faded, those
+    that a logged loss takes the exponential of, and others as wide: then the posterior of a
+    variational autoencoder has collapsed ("Generating sentences from a continuous space", Bowman et
+    al., 2016). There is a note about the first of other layers, but for the last one and those
+    before a norm. The alert's value is the rms by that at the start.
+    """
+
+    name: ClassVar[str] = "fading"
+    advice: ClassVar[str] = "look at what pulls it to zero: weight decay, a penalty in the loss"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
+
+    share: float = 1 / 16
+    patience: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction(self, "share")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        outputs = history.sites.of_kind("output")
+        faded = outputs & (history.rms > 0) & (history.rms < self.share * history.start_rms)
+        if not faded.any():
+            return
+        layers = [i for i in np.flatnonzero(outputs).tolist() if _is_layer(history.type_of(i))]
+        widths = {shape for graph in history.graphs.values() for shape in code_shapes(graph)}
+        codes = [i for i in layers if record.sites[i].shape[1:] in widths]
+        collapsed = bool(codes) and bool(faded[codes].all())
+        found = codes if collapsed else [i for i in layers if faded[i] and not _is_free(history, i)]
+        if not found:
+            return
+        ratio = history.rms[found[0]] / history.start_rms[found[0]]
+        says = f"has faded to {ratio:.2g} times its rms at the start"
+        if collapsed:
+            says += ", as all that a code is drawn from: the posterior has collapsed"
+            helps = "let the weight of the divergence grow from zero, or weaken the decoder"
+            yield self.alert(record, found[0], says, ratio, advice=helps)
+        else:
+            yield self.alert(record, found[0], says + _and(len(found) - 1), ratio, severity="note")
+
+
+def _is_layer(type_: str) -> bool:
+    """Whether modules of a type multiply what enters by weights."""
+    return bool(re.search("Linear|Conv", type_))
+
+
+def _is_free(history: History, site: int) -> bool:
+    """Whether the size of an output says nothing: a norm follows, or it is the last."""
+    return site == history.last_output or "Norm" in history.type_of(site + 1)
+
+
+_LEAST = 2.0**-25
+"""What rounds to zero in fp16, from here on downwards."""
 _SQUASHES = ("Sigmoid", "Softmax", "Softmax2d", "Tanh")
 """The types of modules whose outputs have bounds."""
+
+
+def _has_order(sites: Sites) -> Flags:
+    """bool [S]: which tensors have sizes: numbers of tokens have none."""
+    return np.array(["int" not in site.dtype for site in sites.sites], bool)
 
 
 def _is_far(steps: list[int]) -> bool:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hookstats._torch import is_flattened, is_plain, shape_of_node
 from hookstats.rules.facts import LEAF, OPAQUE, Graph, Leaf, Node
-from hookstats.rules.loss import is_loss
+from hookstats.rules.history import is_loss
 from hookstats.stats.messages import error_text
 
 _LOOKS = 8

@@ -41,7 +41,7 @@ def setup_of(selection: Selection, optimizers: Sequence[Optimizer]) -> Setup:
         ),
         tuple(
             Group(
-                type(one).__name__,
+                "AdamW" if group.get("decoupled_weight_decay") else type(one).__name__,
                 _number(group.get("momentum", 0.0)),
                 _number(group.get("weight_decay", 0.0)),
                 _number(group.get("eps", 0.0)),

@@ -15,7 +15,7 @@ WARNING = Alert(10, 0, "a", "output", None, "peers", 1.0, "peers: step 10: a", "
 
 def at(step: int, rule: str = "peers", severity: str = "warning") -> Alert:
     """An alert of a step."""
-    return replace(WARNING, step=step, rule=rule, severity=severity)
+    return replace(WARNING, step=step, since=step, rule=rule, severity=severity)
 
 
 def test_what_follows_soon_is_a_consequence() -> None:
@@ -40,6 +40,21 @@ def test_a_note_causes_no_warning() -> None:
     assert len(incidents_of([note, other])) == 2
     # Beside a warning, notes are its consequences.
     assert incidents_of([warning, other])[0].consequences == (other,)
+
+
+def test_what_was_found_late_belongs_to_where_it_began() -> None:
+    cause, other = at(10), at(250)
+    flat = replace(WARNING, step=300, since=0, site="loss", kind=SCALAR, rule="loss")
+    late = at(310)
+    found = incidents_of([cause, other, flat, late])
+    assert [one.alerts for one in found] == [(cause, flat), (other,), (late,)]
+
+
+def test_in_a_step_tensors_come_before_numbers() -> None:
+    bad = Alert(30, 0, "loss", SCALAR, None, "loss", 2.3, "the loss is NaN", "error")
+    first = replace(bad, site="a", kind="output", rule="non-finite")
+    assert [one.cause for one in incidents_of([bad, first])] == [bad, first]
+    assert len(incidents_of([bad, replace(first, step=31)])) == 1
 
 
 def test_training_that_goes_back_has_incidents_of_its_own() -> None:

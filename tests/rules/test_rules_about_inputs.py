@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookstats.records.alerts import incidents_of
-from hookstats.rules import Alert, Inputs, NonFinite, RepeatedInputs, Rule
+from hookstats.rules import Alert, Inputs, NonFinite, RepeatedInputs, Rule, SuddenShift
 from hookstats.watching.watch import watch
 
 INF = float("inf")
@@ -63,6 +63,25 @@ def test_inputs_that_are_given_by_name() -> None:
     assert "input.input_ids of the model is 0 everywhere" in alert.message
     (alert,) = said(RepeatedInputs(), Classifier(), [*sound, *sound[-1:] * 3])
     assert (alert.step, alert.kind) == (35, "input.input_ids")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        (lambda step: torch.randint(50, (16, 12)), []),
+        (lambda step: torch.randint(2, 4, (16, 12)), []),  # others, that came before
+        (lambda step: torch.randint(400, 900, (16, 12)), [30]),
+    ],
+)
+def test_numbers_of_tokens_are_compared_as_a_set(
+    tokens: Callable[[int], Tensor], found: list[int]
+) -> None:
+    model = Classifier()
+    model.embed = nn.Embedding(900, 8)
+    batches = [batch(step) for step in range(30)]
+    batches += [{**batch(step), "input_ids": tokens(step)} for step in range(30, 36)]
+    several = [said(rule, model, batches) for rule in (Inputs(), SuddenShift())]
+    assert [alert.step for alerts in several for alert in alerts] == found
 
 
 def test_an_input_by_name_is_no_consequence_of_what_came_before() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.alerts import alerts
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,6 +20,7 @@ from hookstats.rules import (
     Initialisation,
     LinearRange,
     Logits,
+    Loss,
     Rule,
     Targets,
     UpdateSize,
@@ -108,6 +110,72 @@ def test_targets_of_more_than_one_class_or_of_few_samples() -> None:
     assert said(Targets, classifier(classes=2), labels=lambda step: 0 * two) == []
     once = [0 * two, two, 0 * two, 0 * two]
     assert said(Targets, classifier(), labels=lambda step: once[step], steps=4) == []
+
+
+@pytest.mark.parametrize(
+    ("share", "classes", "ignored", "found"),
+    [(0.9, 24, -100, 1), (0.6, 24, -100, 0), (0.9, 12, -100, 0), (0.9, 24, 0, 0)],
+)
+def test_targets_that_are_mostly_padding(
+    share: float, classes: int, ignored: int, found: int
+) -> None:
+    def step() -> dict[tuple[str, str], Tensor]:
+        logits = (0.3 * torch.randn(400, classes)).requires_grad_()
+        targets = torch.randint(1, classes, (400,)) * (torch.rand(400) > share)
+        functional.cross_entropy(logits, targets, ignore_index=ignored).backward()  # type: ignore[no-untyped-call]
+        assert logits.grad is not None
+        return {("head", "output"): logits.detach(), ("head", "grad_output"): logits.grad}
+
+    torch.manual_seed(0)
+    told = alerts(Targets(), [step() for _ in range(6)])
+    assert [(a.step, a.severity, a.channel) for a in told] == [(2, "note", 0)] * found
+    assert all(alert.value == pytest.approx(share, abs=0.05) for alert in told)
+
+
+def flat(model: nn.Module, **kwargs: Any) -> Alert:
+    """What is said of labels of which inputs tell nothing, and a loss that has little noise."""
+
+    def loss(x: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(0.1 * x, labels)
+
+    (alert,) = said(Loss, model, loss, steps=61, **kwargs)
+    assert (alert.step, alert.since, alert.severity) == (59, 0, "note")
+    return alert
+
+
+def test_a_loss_that_does_not_fall_says_what_was_ruled_out() -> None:
+    alert = flat(classifier(nn.Dropout(0.1)))
+    says, ruled_out = alert.message.split("; ruled out: ")
+    assert "suspect" not in says
+    assert ruled_out.startswith("a vanished learning rate (it is 0.01), missing gradients (4 of 4 ")
+    for one in ("tiny steps", "eval mode", "a loss that is not of the outputs"):
+        assert one in ruled_out
+    assert "labels and data" in alert.advice
+
+
+class Cut(nn.Module):
+    """Trains its last layer alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x).detach())
+        return out
+
+
+def test_a_loss_that_does_not_fall_says_what_looks_wrong() -> None:
+    slow = flat(classifier(), optimizer=lambda p: torch.optim.SGD(p, lr=1e-6))
+    assert "; suspect: steps that change weights by" in slow.message
+    assert "tiny steps" not in slow.message
+    assert slow.advice == "multiply the learning rate by ten"
+    cut = flat(Cut())
+    assert "; suspect: gradients that reach 2 of 4 parameters; ruled out: " in cut.message
+    assert "cuts the graph" in cut.advice
+    asleep = flat(classifier(nn.Dropout(0.1)).eval())
+    assert "; suspect: modules in eval mode; " in asleep.message
+    assert asleep.advice.startswith("call model.train()")
 
 
 def test_gradients_that_are_not_zeroed() -> None:

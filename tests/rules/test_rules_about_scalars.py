@@ -21,6 +21,7 @@ from hookstats.rules import (
     Loss,
     LossScale,
     Monitor,
+    NonFinite,
     Rule,
     Setup,
     UpdateSize,
@@ -194,6 +195,37 @@ def test_which_losses_have_to_fall(names: tuple[str, ...], found: list[str]) -> 
     assert [alert.site for alert in monitor.alerts[len(found) :]] == list(names)
 
 
+def of_players(
+    critic: Callable[[int], float],
+    maker: Callable[[int], float],
+    names: tuple[str, str] = ("d_loss", "g_loss"),
+) -> list[tuple[int, str]]:
+    """What is said of the losses of two players: steps and severities."""
+    monitor = Monitor([Loss()])
+    for step in range(340):
+        monitor.examine_scalars(step, {names[0]: critic(step), names[1]: maker(step)})
+    assert monitor.failures == {}
+    return [(alert.step, alert.severity) for alert in monitor.alerts]
+
+
+@pytest.mark.parametrize("names", [("d_loss", "g_loss"), ("Loss_D", "Loss_G"), ("errD", "errG")])
+def test_a_discriminator_that_wins(names: tuple[str, str]) -> None:
+    def won(step: int) -> float:
+        return 1.4 * 0.8**step
+
+    # 1.4 * 0.8**step is a hundredth of the median of the first 8 from step 25 on.
+    assert of_players(won, lambda step: 0.7 + step, names) == [(84, "note"), (324, "warning")]
+    assert of_players(won, lambda step: 2.0 - 0.01 * step, names) == []  # both learn
+    again = of_players(lambda step: 1.0 if step % 40 == 0 else won(step), lambda step: 5.0, names)
+    assert again == []
+
+
+@pytest.mark.parametrize("names", [("critic_loss", "actor_loss"), ("depth_loss", "g_loss")])
+def test_losses_of_others_may_fall(names: tuple[str, str]) -> None:
+    assert of_players(lambda step: 0.8**step, lambda step: 1.0, names) == []
+    assert of_players(lambda step: -5.0 - step, lambda step: 1.0) == []  # Wasserstein
+
+
 def test_a_loss_in_a_warm_up_need_not_fall() -> None:
     monitor = Monitor([Loss()])
     for step in range(80):
@@ -294,6 +326,42 @@ def test_iterations_that_close_no_step(micro_batches: int) -> None:
         assert len(w.alerts) == 1
     assert [(alert.step, alert.site, alert.kind) for alert in got] == [(10, "loss", "scalar")]
     assert "iterations in a row ended none" in got[0].message
+
+
+def scaled(model: nn.Module, broken: int, micro_batches: int = 1, steps: int = 20) -> Watch:
+    """Trains in fp16 with a loss scaler; the weights are huge from the step `broken` on."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with watch(model, optimizer, rules=[NonFinite(action=print), LossScale(action=print)]) as w:
+        for step in range(steps):
+            if step == broken:
+                with torch.no_grad():
+                    model[1].weight.mul_(1e7)  # type: ignore[index,operator]
+            for _ in range(micro_batches):
+                with torch.autocast("cpu", torch.float16):
+                    loss = model(torch.randn(8, 6)).square().mean()
+                w.log(loss=loss)
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return w
+
+
+@pytest.mark.parametrize(("broken", "steps"), [(12, 18), (0, 36)])
+def test_a_layer_that_overflows_is_named_though_the_scaler_skips_each_step(
+    broken: int, steps: int
+) -> None:
+    w = scaled(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), broken, steps=steps)
+    found = [(alert.rule, alert.step, alert.site) for alert in w.alerts if alert.level == 2]
+    assert found == [("non-finite", broken, "1")]
+    assert ("loss scale", broken) in [(alert.rule, alert.step) for alert in w.alerts]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_steps_in_fp16_are_closed_by_the_optimizer_alone(micro_batches: int) -> None:
+    w = scaled(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), -1, micro_batches)
+    assert (w.latest.step, w.alerts) == (19, ())
 
 
 def test_micro_batches_that_an_epoch_leaves_over() -> None:
