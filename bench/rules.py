@@ -1,6 +1,6 @@
 """What the default rules cost beside a GPT-2 step: CPU time of the thread that checks records.
 
-python -m bench.rules [--steps N] [--layers N] [--width N] [--tokens N]
+python -m bench.rules [--steps N] [--layers N] [--width N] [--batch N] [--tokens N]
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=128)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -50,7 +51,7 @@ def main() -> None:
     config = GPT2Config(n_layer=options.layers, n_embd=options.width, n_head=12)
     model = GPT2LMHeadModel(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(config.vocab_size, (options.steps, 1, options.tokens))
+    tokens = torch.randint(config.vocab_size, (options.steps, options.batch, options.tokens))
     whole = []
     made: list[Timed] = []
 

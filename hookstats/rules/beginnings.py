@@ -70,9 +70,9 @@ class Initialisation(Rule):
         if history.pushed > 1 or setup is None or _was_trained(setup):
             return
         known = [w for w in setup.weights if w.rms is not None and len(w.shape) > 1]
-        matrices = [w for w in known if _MATRICES.search(setup.type_of(w.name))]
+        matrices = _matrices(setup)
         gains = {w.name: _gain(w, setup) for w in matrices}
-        heads = _heads(matrices, setup)
+        heads = heads_of(setup)
         trained = [w for w in matrices if w.trained]
         if len(trained) > 1 and not any(gains[w.name] for w in trained):
             says = (
@@ -169,12 +169,18 @@ def _other_gain(weight: Weight, setup: Setup) -> float:
     return (weight.rms or 0.0) * math.sqrt(outputs * math.prod(kernel))
 
 
-def _heads(matrices: Sequence[Weight], setup: Setup) -> set[str]:
+def _matrices(setup: Setup) -> list[Weight]:
+    """The weights that multiply what enters, whose values are known."""
+    known = (w for w in setup.weights if w.rms is not None and len(w.shape) > 1)
+    return [w for w in known if _MATRICES.search(setup.type_of(w.name))]
+
+
+def heads_of(setup: Setup) -> set[str]:
     """The weights whose outputs no later weight can take: all, some of them, or positions of
     each."""
     heads: set[str] = set()
     inputs: set[int] = set()  # of the later weights
-    for weight in reversed(matrices):
+    for weight in reversed(_matrices(setup)):
         outputs, inner, *kernel = _shape(weight, setup)
         if not any(
             n == outputs or (n > 1 and outputs % n == 0) or (kernel and n % outputs == 0)

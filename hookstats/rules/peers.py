@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,8 +13,10 @@ from hookstats.records.alerts import Alert
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
+from hookstats.rules.beginnings import heads_of
 from hookstats.rules.history import History, Sites
 from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.rules.setup import Setup
 from hookstats.stats.derived import std
 from hookstats.stats.merge import reduce_runs
 from hookstats.stats.state import M2
@@ -166,11 +168,11 @@ class Collapse(Rule):
 
     Within its channels, the output deviates from the channel's mean by `share` of its rms or less:
     what enters has been lost on the way, as in deep networks of sigmoids (Glorot and Bengio, 2010),
-    and biases are left. The rule looks at outputs of `channels` channels or more, but the
-    last one, as heads may begin small; a branch whose output is nearly constant beside one that is
-    not takes nothing away, and one that is constant to rounding takes the same for each sample, as
-    a code that all samples share. The alert is about the first in execution order; its value is the
-    share.
+    and biases are left. The rule looks at outputs of `channels` channels or more, but the last one
+    and those of heads, which no later weight takes, as these may begin small; a branch whose output
+    is nearly constant beside one that is not takes nothing away, and one that is constant to
+    rounding takes the same for each sample, as a code that all samples share. The alert is about
+    the first in execution order; its value is the share.
     """
 
     name: ClassVar[str] = "collapse"
@@ -198,9 +200,23 @@ class Collapse(Rule):
         places = np.flatnonzero(told)
         depends = np.flatnonzero(~(share[places] <= self.share))
         first = int(depends[-1]) + 1 if len(depends) else 0
+        if first < len(places) and history.setup is not None:
+            first += _of_heads(
+                [record.sites[place].name for place in places[first:]], history.setup
+            )
         if first < len(places) and share[places[first]] > _ROUNDING:
             i = int(places[first])
             says = f"hardly depends on the sample: it deviates by {share[i]:.2%} of its rms"
             if first + 1 < len(places):
                 says += ", and so do all outputs after it but the last"
             yield self.alert(record, i, says, share[i])
+
+
+def _of_heads(modules: Sequence[str], setup: Setup) -> int:
+    """How many of these modules, from the first, are heads or activations behind a head."""
+    heads, weights = heads_of(setup), {weight.name for weight in setup.weights}
+    for many, name in enumerate(modules):
+        is_behind = many > 0 and f"{name}.weight" not in weights
+        if not (is_behind or f"{name}.weight" in heads):
+            return many
+    return len(modules)

@@ -328,6 +328,26 @@ def test_the_last_output_may_hardly_depend_on_the_sample() -> None:
     assert [alert.site for alert in said(Collapse, behind, steps=12)] == ["3"]
 
 
+@pytest.mark.parametrize("last", [nn.Identity, nn.Sigmoid])
+def test_a_head_beside_another_may_hardly_depend_on_the_sample(last: type[nn.Module]) -> None:
+    """Detectors begin with the bias of a rare class ("Focal loss", Lin et al., 2017)."""
+
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.classes = nn.Linear(6, 16), nn.Linear(16, 10)
+            self.last, self.box = last(), nn.Linear(16, 5)
+            nn.init.normal_(self.classes.weight, std=0.001)
+            nn.init.constant_(self.classes.bias, -4.6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.body(x).relu()
+            rare = self.last(self.classes(hidden))
+            return self.box(hidden) + 1e-3 * rare[:, :5]
+
+    assert said(Collapse, Detector(), steps=12) == []
+
+
 class Conv1D(nn.Module):
     """A linear layer as GPT-2 of transformers has it, whose weight is [inputs, outputs]."""
 
