@@ -6,7 +6,7 @@ import math
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +36,12 @@ class Outcome(NamedTuple):
 
 
 def run_case(
-    base: str, fault: Fault | None, seed: int, steps: int = STEPS, out: Path | None = None
+    base: str,
+    fault: Fault | None,
+    seed: int,
+    steps: int = STEPS,
+    out: Path | None = None,
+    every: int | Literal["auto"] = 1,
 ) -> Outcome:
     """Train, with the fault if there is one; with the default rules and nothing else."""
     training = BASES[base].begin(seed)
@@ -54,7 +59,7 @@ def run_case(
         with watch(
             training.model,
             training.optimizer,
-            every=1,
+            every=every,
             out=out,
             sinks=[measure],
             rules="default",

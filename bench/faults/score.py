@@ -38,14 +38,14 @@ def score(fault: Fault, seed: int, outcome: Outcome, counts: bool) -> Score:
     last = fault.step + (SOON if fault.step else SOON_FROM_START) + fault.slow
     least = SEVERITIES.index(fault.severity)  # type: ignore[arg-type]
     grave = [a for a in outcome.alerts if SEVERITIES.index(a.severity) >= least]
-    true = (i for i, a in enumerate(grave) if fault.step <= a.step <= last and _names(fault, a))
+    true = (i for i, a in enumerate(grave) if fault.step <= a.step <= last and names(fault, a))
     before = next(true, None)
     if before is None:
         return Score(fault, seed, counts, None, False, 0, outcome.alerts)
     return Score(fault, seed, counts, grave[before], not before, before, outcome.alerts)
 
 
-def _names(fault: Fault, alert: Alert) -> bool:
+def names(fault: Fault, alert: Alert) -> bool:
     """Whether an alert is about the fault: at its layer, or of a rule that means it."""
     if not fault.where:
         return alert.rule in fault.says

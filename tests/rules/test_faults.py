@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from bench.faults.cases import differs, run_case
 from bench.faults.fault import LATE, SHARES, Fault
 from bench.faults.faults import FAULTS
 from bench.faults.models import BASES
-from bench.faults.score import print_healthy, score
+from bench.faults.score import names, print_healthy, score
 from bench.faults.sound import PROGRAMS, train
+from hookstats import open_run
 
 SAMPLE = (
     "init/symmetric",
@@ -21,6 +24,14 @@ SAMPLE = (
     "optim/rate-jump",
     "numerics/softmax-saturates",
     "arch/saturated-tanh",
+)
+IN_THE_MIDDLE = (
+    "data/half-lost",
+    "data/duplicated",
+    "optim/rate-jump",
+    "optim/no-clipping",
+    "optim/sum-for-mean",
+    "arch/dead-late",
 )
 HEALTHY = ("cnn-norm", "gpt-small", "rnn", "mlp-fp16")
 
@@ -44,6 +55,23 @@ def test_the_corpus_is_what_it_says() -> None:
         assert fault.base in BASES
         assert fault.where or fault.says
         assert fault.step in (0, LATE)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", IN_THE_MIDDLE)
+def test_the_default_finds_what_begins_at_step_1000(name: str, tmp_path: Path) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    late = replace(fault, step=1000)
+    outcome = run_case(fault.base, late, seed=0, steps=1200, out=tmp_path / "a", every="auto")
+    assert outcome.failures == {}
+    run = open_run(tmp_path / "a")
+    assert run.coverage is not None
+    every = max(choice["every"] for choice in run.coverage["budget"]["choices"])
+    assert len(run.steps) < 1200 / every + 64 + 16 + 60
+    assert [alert for alert in outcome.alerts if alert.level and alert.step < 1000] == []
+    found = [alert for alert in outcome.alerts if alert.level and names(late, alert)]
+    assert 1000 <= found[0].step <= 1000 + every + 1
+    assert [step for step in run.steps_with_channels if 1000 - 4 * every <= step < 1000]
 
 
 @pytest.mark.check
