@@ -293,6 +293,6 @@ def test_compiled_code_calls_the_operator() -> None:
     check_masked(State(*state, None, None), x * 2, 2, mask)
 
 
-@pytest.mark.check
+@pytest.mark.full
 def test_instruction_sets_change_no_integer() -> None:
     compare_capabilities(digest_of_masked)

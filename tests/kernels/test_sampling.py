@@ -227,6 +227,6 @@ def test_opcheck() -> None:
     torch.library.opcheck(operator, given)
 
 
-@pytest.mark.check
+@pytest.mark.full
 def test_instruction_sets_change_no_count() -> None:
     compare_capabilities(digest_of_sample)

@@ -94,7 +94,9 @@ def check(run: Run, valid: dict[int, list[int]]) -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3, 4))]
+)
 def test_what_is_valid_is_there_and_nothing_else(tmp_path: Path, seed: int) -> None:
     training = Training(tmp_path, seed)
     for number in range(1, 5):

@@ -70,7 +70,7 @@ FULL = """
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("passing", [False, True])
+@pytest.mark.parametrize("passing", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_disk_that_fills_up_disturbs_the_recording_alone(passing: bool, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -24,7 +24,9 @@ from hookstats.tensors.capture_handles import Capture
 # Transparency
 
 
-@pytest.mark.parametrize("limits", [{}, {"calls": 2, "clone": False}])
+@pytest.mark.parametrize(
+    "limits", [{}, pytest.param({"calls": 2, "clone": False}, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_training_is_not_changed_by_a_bit(name: str, limits: dict[str, Any]) -> None:
     captures: list[Capture] = []
