@@ -38,12 +38,7 @@ class Overheard:
             self._threads[-1].start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         for fd, outside in zip((1, 2), self._saved, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -59,12 +58,7 @@ class _Captured(ABC):
             raise ValueError("the capture is closed: expected an open one, from another capture()")
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @abstractmethod

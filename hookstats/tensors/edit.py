@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from types import TracebackType
 from typing import overload
 
 import torch
@@ -42,12 +41,7 @@ class Edit:
             raise ValueError("the edit is removed: expected one in force, from another edit()")
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def __repr__(self) -> str:

@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import astuple
-from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -120,12 +119,7 @@ class Trace:
                 )
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._handles:
             handle = self._handles.pop()
             handle.remove()
