@@ -51,19 +51,3 @@ def test_what_only_looks_like_a_mask_is_said(mask: Callable[[], object], says: s
         w.step()
         assert int(w.latest["wide", "output"].count[0]) == MASK.numel()
         assert w.coverage()["wide", "output"].unmasked == {MASK_UNFIT: 1}
-
-
-def test_a_context_refuses_a_freed_mask() -> None:
-    with watch(Model(), rules=()) as w, pytest.raises(ValueError, match="mask has no storage"):
-        w.mask(freed())
-
-
-def test_a_mask_may_be_freed_before_the_backward() -> None:
-    model, mask = Model(), MASK.clone()
-    with watch(model, mask="padding", rules=()) as w:
-        y = model(torch.randn(3, 5, 4), mask)
-        mask.untyped_storage().resize_(0)
-        y.sum().backward()
-        w.step()
-        for kind in ("output", "grad_output"):
-            assert int(w.latest["wide", kind].count[0]) == MASK.sum()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel
 
-from hookstats.hooks.selection import Selection, exact_names
+from hookstats.hooks.selection import Selection
 
 
 class Block(nn.Module):
@@ -144,28 +144,6 @@ def test_wrappers_are_not_chosen() -> None:
 def test_names_stay_distinct_where_stripping_makes_them_equal() -> None:
     holder = nn.ModuleDict({"fc": nn.Linear(2, 2), "_orig_mod": nn.ModuleDict({"fc": nn.ReLU()})})
     assert list(Selection(holder).modules) == ["fc", "_orig_mod.fc"]
-
-
-def test_the_exact_names_in_a_selector() -> None:
-    several: Any = ["a.b", ("c*", re.compile("d"), nn.ReLU, len, {"e"}, "", "f[0]", "g?")]
-    assert list(exact_names(several)) == ["a.b", "e", ""]
-    assert list(exact_names("norm")) == ["norm"]
-    assert list(exact_names(None)) == []
-
-
-def test_names_that_a_model_has() -> None:
-    selection = Selection(nn.DataParallel(Model()), "norm")
-    assert selection.has("blocks.0.fc1", parameters=False)
-    assert not selection.has("module.blocks.0.fc1", parameters=False)
-    assert not selection.has("scale", parameters=False)
-    assert selection.has("scale", parameters=True)
-
-
-def test_close_names() -> None:
-    selection = Selection(Model())
-    assert "blocks.0.fc1" in selection.close_names("block.0.fc1", parameters=True)
-    assert selection.close_names("zzz", True) == ["scale", "blocks", "blocks.0"]
-    assert selection.close_names(nn.Conv2d, True) == ["scale", "blocks", "blocks.0"]
 
 
 class Gate(nn.Module):

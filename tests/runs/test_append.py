@@ -230,17 +230,6 @@ def test_a_watch_without_its_state_goes_on_after_the_last_step(tmp_path: Path) -
         Training(tmp_path)
 
 
-def test_a_watch_of_another_model_does_not_go_on(tmp_path: Path) -> None:
-    Training(tmp_path).watch.close()
-    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-    message = (
-        r"out = '.*' has parameters\['0.weight'\] = \[4, 3\]: expected \[5, 3\], as in this run"
-    )
-    with pytest.raises(ValueError, match=message):
-        watch(model, out=tmp_path, append=True)
-    assert not model[0]._forward_hooks
-
-
 def test_the_step_says_what_is_due(tmp_path: Path) -> None:
     training = Training(tmp_path, every=5)
     state = training.watch.state_dict()

@@ -218,22 +218,6 @@ def test_the_steps_of_a_long_failure_are_gaps(tmp_path: Path, disk: set[str]) ->
     assert run.gaps == dict.fromkeys([step for step in lost if step < 40], "disk")
 
 
-def test_a_record_that_goes_back_is_kept_although_the_disk_is_full(
-    tmp_path: Path, disk: set[str]
-) -> None:
-    out = RunWriter(tmp_path, HEADER, **AT_ONCE, bytes_per_part=1)
-    write(out, range(5))
-    disk.add("full")
-    write(out, [5, 6, 7, 2, 3, 4])  # 5 waits, 6 and 7 are lost, and training goes back
-    assert out.lost == 4
-    disk.clear()
-    write(out, [5, 6])
-    out.close()
-    run = open_run(tmp_path)
-    assert run.steps == [0, 1, 2, 6]
-    assert run.gaps == dict.fromkeys([3, 4, 5], "disk")
-
-
 def test_a_slow_disk_slows_the_training_and_bounds_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

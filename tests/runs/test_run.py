@@ -283,14 +283,6 @@ def test_a_record_is_read_without_the_rest_of_its_part(tmp_path: Path) -> None:
     assert run["scalar", "*"]["scalar", "output"].steps.tolist() == list(range(10))
 
 
-def test_few_row_groups_are_kept(tmp_path: Path) -> None:
-    write_run(tmp_path, *(sample(step) for step in range(8)))
-    run = open_run(tmp_path)
-    for step in (*range(8), 0):
-        assert_same(run[step], sample(step))
-        assert 1 <= len(run._parts.cache._groups) <= 4
-
-
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"path = '.*missing': no such run"):
         open_run(tmp_path / "missing")
