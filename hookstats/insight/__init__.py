@@ -2,7 +2,7 @@
 
 Pure functions: `formats` (number formats), `channels` (odd channels), `histograms` (fewer bins),
 `layers` (from layer to layer: the first non-finite one, growth with depth, gradient and update to
-weight).
+weight), `replicas` (ranks whose parameters part).
 """
 
 from hookstats.insight.channels import constant, dead, outlier, saturated, saturation
@@ -16,11 +16,14 @@ from hookstats.insight.layers import (
     per_tensor,
     update_to_weight,
 )
+from hookstats.insight.replicas import unequal_replicas
+from hookstats.records.replicas import UnequalReplicas
 
 __all__ = [
     "FORMATS",
     "Format",
     "NonFinite",
+    "UnequalReplicas",
     "best_scale",
     "coarsen",
     "constant",
@@ -34,5 +37,6 @@ __all__ = [
     "saturated",
     "saturation",
     "under",
+    "unequal_replicas",
     "update_to_weight",
 ]

@@ -16,6 +16,7 @@ from hookstats.records import difference
 from hookstats.records.difference import STATISTICS, Comparison, Difference, Side
 from hookstats.records.display import view_of
 from hookstats.records.keys import InOrder, Key, label
+from hookstats.records.replicas import CHECKSUM
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs import selections
 from hookstats.runs.decode import decode, numbers, one_chunk
@@ -139,6 +140,16 @@ class RunComparison:
             for i in np.lexsort((site, -relative, first, -distance)).tolist()
         ]
 
+    @property
+    def bits(self) -> str:
+        """Until when the parameters of both runs are equal to the bit, as the end of a sentence
+        about them; "" where no checksums were compared."""
+        if all(kind != CHECKSUM for _, kind in self.compared):
+            return ""
+        first = min([site.first for site in self.sites if site.kind == CHECKSUM], default=None)
+        until = "in all steps" if first is None else f"until step {first}"
+        return f"the parameters are equal to the bit {until}"
+
     def add(self, comparison: Comparison, chosen: Chooser, common: bool) -> None:
         """Add some steps; steps come in ascending order.
 
@@ -160,11 +171,12 @@ class RunComparison:
         if self.first is None:
             self.first = int(steps[0]), comparison.of(int(places[0]))
         self.differing += np.unique(steps).tolist()
+        has_size = np.array([kind != CHECKSUM for _, kind in keys], bool)
         self._found.append(
             _Found(
                 number[places % len(keys)],
                 steps,
-                _distances(comparison)[places],
+                np.where(has_size[places % len(keys)], _distances(comparison)[places], 0.0),
                 relative[places].max(1),
                 comparison.rms[places],
                 comparison.moved[places],
@@ -189,12 +201,13 @@ class RunComparison:
         only = "".join(f"; only {path} has {span(steps)}" for path, steps in self.only)
         if self.first is None:
             return f"equal in {len(self.steps)} steps of {len(self.compared)} sites{only}"
+        bits = self.bits and f"; {self.bits}"
         step, differences = self.first
         name, kind, *_ = differences[0]
         return (
             f"first differ in step {step}, at {label(name)} {kind}; {len(self.sites)} of "
             f"{len(self.compared)} sites differ, in {len(self.differing)} of {len(self.steps)} "
-            f"steps{only}"
+            f"steps{bits}{only}"
         )
 
 

@@ -19,7 +19,7 @@ Key = tuple[str, str]
 MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 """The plain kinds of tensors of a module's calls."""
 
-PARAMETER_KINDS = ("param", "param_grad", "update", "optimizer_state")
+PARAMETER_KINDS = ("param", "param_grad", "update", "optimizer_state", "checksum")
 """The plain kinds of tensors of a parameter."""
 
 _SUFFIX = re.compile(r"(@(\d+|\.\.\.))?(\[(\d+ch|whole)\])?\Z")  # of a call, and of a width

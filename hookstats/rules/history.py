@@ -338,6 +338,7 @@ class History:
     def _push_tensors(self, record: StepRecord) -> None:
         column, at = self.columns, self._at
         self.rms, self.past_rms = rms(column), self._all_rms[at]
+        self.rms[self.sites.of_kind("checksum")] = np.nan  # has no size
         seen = ~np.isnan(self.rms)
         moved = np.concatenate((self.past_rms[:, 1:], self.rms[:, None]), 1)
         self._all_rms[at[seen]] = moved[seen]

@@ -45,6 +45,8 @@ def print_comparison(
         console.print(f"{both} first differ in step {step}{of}, at", soft_wrap=True)
         _print_first(console, differences)
         sites = found.sites
+        if found.bits:
+            console.print(f"\n{found.bits}")
         console.print(
             f"\n{len(sites)} of {count(len(found.compared), 'site')} differ, in "
             f"{len(found.differing)} of {count(len(found.steps), 'step')}; the largest differences:"

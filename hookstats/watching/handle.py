@@ -569,6 +569,8 @@ class Watch(Unique):
     def _end_step(self, is_stuck: bool) -> bool:
         """Close the open step; whether it was to be recorded."""
         step = self._step
+        if self._buffers.recording:
+            self._observers.checksums.observe()
         self._optimizers.begin()
         self._masks.step_closed()
         self._observers.parameters.look_again()

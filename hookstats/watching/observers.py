@@ -15,7 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.after_step import AfterStep
 from hookstats.hooks.attention import ATTENTION, Attention
-from hookstats.hooks.channels import Rule, WithIntegers, channel_rule, parameter_rule
+from hookstats.hooks.channels import Rule, WithIntegers, channel_rule, parameter_rule, whole
+from hookstats.hooks.checksums import Checksums
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.dynamo import compiled_callers, reset_compiled
 from hookstats.hooks.inert import marked
@@ -26,6 +27,7 @@ from hookstats.hooks.selection import Selection
 from hookstats.hooks.sharding import Sharding
 from hookstats.hooks.widths import Sites, Suffixes, Widths
 from hookstats.records.keys import in_phase, site_name
+from hookstats.records.replicas import CHECKSUM
 from hookstats.watching.settings import OPTIMIZER_STATE, PARAMETER_KINDS, Settings
 
 
@@ -55,6 +57,7 @@ class Observers:
         self.parameters = Parameters(buffers)
         self.after_step = AfterStep(buffers)
         self.attention = Attention(buffers, sharding)
+        self.checksums = Checksums(buffers)
 
     def add_parameter(self, selection: Selection, name: str) -> None:
         """Have a parameter observed, as the settings say."""
@@ -72,6 +75,10 @@ class Observers:
         if OPTIMIZER_STATE in self._settings.kinds:
             states = Sites(self._buffers, name, OPTIMIZER_STATE, rule, sharding=self._sharding)
             self._sites.append([states])
+        if CHECKSUM in self._settings.kinds:
+            sums = Widths(self._buffers, name, CHECKSUM, whole, sharding=self._sharding)
+            self._sites.append([sums])
+            self.checksums.add(owner, key, sums)
         if "update" in sites or states is not None:
             self.after_step.add(owner, key, sites.get("update"), states)
 

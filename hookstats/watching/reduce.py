@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import chain
 from typing import NamedTuple
 
 from torch import distributed
@@ -20,6 +21,7 @@ from hookstats.records.alerts import SCALAR, Alert
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.ranks import Merger
 from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.replicas import CHECKSUM, UnequalReplicas, checksums, first_unequal
 from hookstats.stats.arguments import check_integer
 
 
@@ -98,6 +100,8 @@ class Exchange:
         self._ranks = distributed.get_world_size(self._group)
         self._merge = Merger()
         self._sites: list[tuple[SiteInfo, ...]] = [()] * self._ranks
+        self._unequal = False
+        """Whether it was said that replicas differ."""
         self.wanted = 0
         """The k that this rank wants, see `Schedule`."""
         self.agreed: deque[tuple[int, int]] = deque(maxlen=64)
@@ -129,6 +133,9 @@ class Exchange:
             return None
         self.agreed.append((record.step, max(message.wanted for message in messages)))
         records = [self._with_known_sites(i, message.record) for i, message in enumerate(messages)]
+        if not self._unequal and (unequal := first_unequal(chain(*map(checksums, records)))):
+            self._unequal = True
+            self.notify(_parted(unequal))
         merged = self._merge(records)
         norm = gradient_norm(merged)
         own = {} if norm is None else {GRADIENT_NORM: norm}
@@ -152,6 +159,22 @@ class Exchange:
         if record.sites != self._sites[rank]:
             self._sites[rank] = record.sites
         return replace(record, sites=self._sites[rank])
+
+
+def _parted(unequal: UnequalReplicas) -> Alert:
+    """The alert that says that a rank trains other weights than the others."""
+    return Alert(
+        step=unequal.step,
+        rank=unequal.rank,
+        site=unequal.name,
+        kind=CHECKSUM,
+        channel=None,
+        rule="replicas",
+        value=float(unequal.rank),
+        message=f"replicas: {unequal}",
+        severity="error",
+        advice="look for a rank without the broadcast, with another seed, or for bad hardware",
+    )
 
 
 def _lost(record: StepRecord, error: Exception) -> Alert:

@@ -17,13 +17,14 @@ from hookstats.hooks.attach import MODULE_KINDS, check_kinds, check_model
 from hookstats.hooks.attention import ATTENTION
 from hookstats.hooks.channels import ChannelDim, check_channel_dim
 from hookstats.hooks.selection import Selection
+from hookstats.records.replicas import CHECKSUM
 from hookstats.runs.kept_channels import CHOICES
 from hookstats.stats.arguments import check_integer, check_optional_integer
 from hookstats.stats.bins import EXPECTED_BINS, LinearBins, LogBins
 
 PARAMETER_KINDS = ("param", "param_grad", "update")
 OPTIMIZER_STATE = "optimizer_state"
-KINDS = (*MODULE_KINDS, *PARAMETER_KINDS, OPTIMIZER_STATE, ATTENTION)
+KINDS = (*MODULE_KINDS, *PARAMETER_KINDS, OPTIMIZER_STATE, ATTENTION, CHECKSUM)
 """The kinds of tensors that can be watched."""
 
 KINDS_BY_DEFAULT = ("output", "grad_output", "param_grad")

@@ -103,7 +103,8 @@ def watch(
             such as "optimizer_state.exp_avg". "update" and "optimizer_state" end the step when the
             last optimizer is done. "attention": how heads attend in calls of
             `torch.nn.functional.scaled_dot_product_attention`, see `attention`, by the names of the
-            modules that make the calls. The default is "output", "grad_output" and "param_grad",
+            modules that make the calls. "checksum": that of each parameter's bits as the step ends,
+            see `insight.unequal_replicas`. The default is "output", "grad_output" and "param_grad",
             and, unless `include` is given, the "input" of the model as a whole, so that a bad batch
             is seen; integers in it, such as token ids, count, too, as whole tensors. "default"
             stands for it: ``kinds=("default", "attention")``.

@@ -63,6 +63,7 @@ def test_every_kind() -> None:
         "param": 4,
         "param_grad": 4,
         "update": 4,
+        "checksum": 4,
     }
 
 

@@ -1,0 +1,120 @@
+"""Checksums of parameters: any bit tells, replicas that part are named, runs until they part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.ranks import Ranks
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import hookstats as hs
+from hookstats import insight
+from hookstats.hooks.checksums import checksum
+from hookstats.records.replicas import first_unequal
+
+KINDS = ("output", "checksum")
+
+
+def oracle(tensor: Tensor) -> int:
+    """With Python's integers, word by word."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    width = min(tensor.element_size(), 4)
+    words = np.frombuffer(raw, f"i{width}").tolist()
+    factors = [(2 * (i % 1024) + 1) * 0x13C6EF372FE94F % 2**53 for i in range(len(words))]
+    return sum(word * factor for word, factor in zip(words, factors, strict=True)) % 2**53
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.complex64],
+)
+@pytest.mark.parametrize("shape", [(3000,), (7,), (2, 3, 5, 41)])
+def test_every_bit_that_flips_changes_it(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(shape).to(dtype)
+    first = checksum(values)
+    assert first.dtype is torch.float64
+    assert int(first) == oracle(values)
+    raw = values.reshape(-1).view(torch.uint8).numpy()
+    for trial in torch.randint(len(raw) * 8, (100,)).tolist():
+        raw[trial // 8] ^= 1 << trial % 8
+        assert checksum(values) != first
+        raw[trial // 8] ^= 1 << trial % 8
+    assert checksum(values) == first
+
+
+def test_other_layouts_are_read_in_the_order_of_their_memory() -> None:
+    values = torch.randn(4, 3, 5, 2)
+    last = values.to(memory_format=torch.channels_last)
+    assert int(checksum(last)) == oracle(values.permute(0, 2, 3, 1))
+    assert int(checksum(values[:, 1])) == oracle(values[:, 1].contiguous())
+
+
+def train(out: Path, flipped: int | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with hs.watch(model, optimizer, kinds=KINDS, every=1, out=out) as w:
+        for step in range(4):
+            if step == flipped:
+                model[2].weight.data.view(torch.int32)[0, 0] ^= 1
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).square().sum().backward()
+            optimizer.step()
+            for name, parameter in model.named_parameters():
+                assert w.latest[name, "checksum"].count.tolist() == [1], parameter
+        assert not w.alerts
+    return model
+
+
+def test_two_runs_are_equal_to_the_bit_until_they_part(tmp_path: Path) -> None:
+    for name, flipped in (("a", None), ("b", None), ("c", 2)):
+        train(tmp_path / name, flipped)
+    assert not hs.compare(tmp_path / "a", tmp_path / "b")
+    found = hs.compare(tmp_path / "a", tmp_path / "c", kinds="checksum")
+    assert "2 of 4 steps; the parameters are equal to the bit until step 2" in str(found)
+    assert found.first is not None
+    assert found.first[1][0][:2] == ("2.weight", "checksum")
+    with pytest.raises(ValueError, match="has no checksums of replicas"):
+        insight.unequal_replicas(hs.open_run(tmp_path / "a"))
+
+
+def test_the_odd_one_of_several_ranks_is_named() -> None:
+    values = [(step, "w", None, rank, 7.0) for step in range(4) for rank in range(3)]
+    assert first_unequal(values) is None
+    values[7] = (2, "w", None, 1, 8.0)
+    values[10] = (3, "w", None, 1, 9.0)
+    found = first_unequal(reversed(values))
+    assert found == (2, "w", 1, (0, 2))
+    assert str(found) == "step 2: 'w' on rank 1 is not that of rank 0, 2"
+
+
+def part(rank: int, out: Path, flips: bool) -> list[str]:
+    """A DDP training of 12 steps in which rank 1 flips a bit before step 5; its alerts."""
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
+    optimizer = SGD(model.parameters(), lr=0.01)
+    arguments = {"kinds": KINDS, "every": 1, "out": out, "reduce": hs.Reduce()}
+    with hs.watch(model, optimizer, **arguments) as w:  # type: ignore[arg-type]
+        for step in range(12):
+            if flips and step == 5 and rank == 1:
+                model.module[1].bias.data.view(torch.int32)[1] ^= 1 << 10
+            optimizer.zero_grad()
+            inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(step + 100 * rank))
+            model(inputs).tanh().square().sum().backward()
+            optimizer.step()
+        return [alert.message for alert in w.alerts if alert.rule == "replicas"]
+
+
+@pytest.mark.check
+def test_replicas_that_part_are_named(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(part, tmp_path / "sound", False) == [[], []]
+    assert insight.unequal_replicas(hs.open_run(tmp_path / "sound")) is None
+    says = "step 5: '1.bias' on rank 1 is not that of rank 0"
+    assert ranks(part, tmp_path / "flipped", True) == [[f"replicas: {says}"]] * 2
+    found = insight.unequal_replicas(hs.open_run(tmp_path / "flipped"))
+    assert str(found) == says
