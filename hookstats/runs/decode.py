@@ -108,7 +108,7 @@ def sites_of(described: Any, known: Texts) -> tuple[SiteInfo, ...]:
     for name in DESCRIBED:
         column = described.column(name)
         before = known.get(name)
-        values = before[1] if before and before[0].equals(column) else column.to_pylist()
+        values = before[1] if before and before[0].equals(column) else _values(column)
         columns[name] = values
         known[name] = column, values
     layouts = zip(*(columns[name] for name in LAYOUT), strict=True)
@@ -120,6 +120,16 @@ def sites_of(described: Any, known: Texts) -> tuple[SiteInfo, ...]:
             for name, kind, dim, channels, shape, dtype, layout in sites
         ]
     )
+
+
+def _values(column: Any) -> list[Any]:
+    """The values of a column as Python has them, each text of a dictionary once."""
+    one = one_chunk(column)
+    if not hasattr(one, "dictionary") or one.null_count:
+        values: list[Any] = one.to_pylist()
+        return values
+    texts = one.dictionary.to_pylist()
+    return [texts[i] for i in numbers(one.indices).tolist()]
 
 
 @lru_cache(maxsize=4096)

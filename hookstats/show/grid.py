@@ -5,7 +5,7 @@ No numerical library is imported here, and rich only when it is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ def count(number: int, noun: str) -> str:
 
 
 def print_grid(
-    console: Console, columns: Sequence[str], rows: Sequence[Sequence[Cell]], **layout: Any
+    console: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]], **layout: Any
 ) -> None:
     """Print a `grid`."""
     if console.is_terminal:
@@ -55,7 +55,7 @@ def print_grid(
 
 def _lines(
     columns: Sequence[str],
-    rows: Sequence[Sequence[Cell]],
+    rows: Iterable[Sequence[Cell]],
     *,
     text: int,
     elided: int,
@@ -84,7 +84,7 @@ def _lines(
 def grid(
     console: Console,
     columns: Sequence[str],
-    rows: Sequence[Sequence[Cell]],
+    rows: Iterable[Sequence[Cell]],
     *,
     text: int,
     elided: int,
@@ -119,12 +119,12 @@ def grid(
     return table
 
 
-def fits(console: Console, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bool:
+def fits(console: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bool:
     """Whether a table of these rows needs no elision in this console."""
     return not console.is_terminal or _width(_widths(columns, rows)) <= console.width
 
 
-def _widths(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
+def _widths(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> list[int]:
     """The width of each column, in cells of the terminal."""
     cell_len = require_rich().cells.cell_len
     widths = [max(map(cell_len, name.split("\n"))) for name in columns]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hookstats.records.keys import label
@@ -46,14 +46,14 @@ def render(
     """
     console = console or require_rich().console.Console()
     title = f"step {record.step}" + (f", rank {record.rank}" if record.rank else "") + note
-    rows = [_row(site) for site in (summarise(record) if sites is None else sites)]
+    sites = summarise(record) if sites is None else sites
     for narrower in ((), ("shape",)):
         columns = [name for name in _COLUMNS if name not in narrower]
         if statistic in _FURTHER:
             columns.insert(columns.index("mean"), statistic)
-        cells = [[row[name] for name in columns] for row in rows]
-        if fits(console, columns, cells):
+        if fits(console, columns, _rows(sites, columns)):
             break
+    cells = _rows(sites, columns)
     text = columns.index("mean") - (statistic in _FURTHER)
     print_grid(console, columns, cells, text=text, elided=2, title=title)
     if numbers := logged(record):
@@ -81,23 +81,32 @@ def format_number(value: float) -> str:
     return f"{value:.0f}" if 3 <= int(exponent) <= 4 else f"{mantissa}e{int(exponent)}"
 
 
-def _row(site: SiteSummary) -> dict[str, Cell]:
-    """The cell of each column."""
-    many_dead = site.dead and site.dead >= MANY_DEAD * site.channels
-    texts = {
-        "layer": label(site.name),
-        "kind": site.kind,
-        "shape": "x".join(map(str, site.shape)) or "scalar",
-        **{
-            name: format_number(getattr(site, name)) if site.finite else "-"
-            for name in ("rms", "mean", "std", "min", "max")
-        },
-        "zero": f"{site.zero / site.finite:.0%}" if site.finite else "-",
-        "non-\nfinite": str(site.nonfinite),
-        "dead": site.dead_of,
-    }
-    styles = {
-        "non-\nfinite": "bold red" if site.nonfinite else "",
-        "dead": "yellow" if many_dead else "",
-    }
-    return {name: (text, styles.get(name, "")) for name, text in texts.items()}
+def _rows(sites: Iterable[SiteSummary], columns: Sequence[str]) -> Iterator[list[Cell]]:
+    """The cells of each site, made as they are asked for: there may be a hundred thousand sites."""
+    return ([_CELLS[name](site) for name in columns] for site in sites)
+
+
+def _number(name: str) -> Callable[[SiteSummary], Cell]:
+    """What makes the cell of a statistic."""
+    return lambda site: (format_number(getattr(site, name)) if site.finite else "-", "")
+
+
+def _zero(site: SiteSummary) -> Cell:
+    return f"{site.zero / site.finite:.0%}" if site.finite else "-", ""
+
+
+def _dead(site: SiteSummary) -> Cell:
+    many = site.dead and site.dead >= MANY_DEAD * site.channels
+    return site.dead_of, "yellow" if many else ""
+
+
+_CELLS: dict[str, Callable[[SiteSummary], Cell]] = {
+    "layer": lambda site: (label(site.name), ""),
+    "kind": lambda site: (site.kind, ""),
+    "shape": lambda site: ("x".join(map(str, site.shape)) or "scalar", ""),
+    **{name: _number(name) for name in ("rms", "mean", "std", "min", "max")},
+    "zero": _zero,
+    "non-\nfinite": lambda site: (str(site.nonfinite), "bold red" if site.nonfinite else ""),
+    "dead": _dead,
+}
+"""By column, what makes its cell."""
