@@ -138,6 +138,24 @@ def test_the_faulty_row_has_the_most_extreme_colour(
         assert page.chosen == ("layer3", f"step {step}")
 
 
+def test_the_faulty_row_of_many_is_on_the_screen(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RunWriter(tmp_path / "run", {"bins": BINS, "channel_bins": None})
+    outputs = {(f"layer{i}", "output"): (torch.ones(2, 2), 1) for i in range(120)}
+    for step in range(2):
+        writer.write(record_of(outputs, step, channel_bins=None))
+    writer.close()
+    alert = Alert(1, 0, "layer90", "output", None, "exploding", 1.0, "exploding", "error")
+    monkeypatch.setattr(hs.Run, "alerts", [alert])
+    screen(browser, 1280, 800)
+    page = Page(browser, report.write(hs.open_run(tmp_path / "run"), tmp_path / "page.html"))
+    assert page.chosen == ("layer90", "step 1")
+    canvas = page.all("#heatmap canvas")[0]
+    top = page.script("return arguments[0].getBoundingClientRect().top", canvas)
+    assert 0 < top + (90.5 / 120) * canvas.rect["height"] < 700
+
+
 def test_two_runs_open_at_their_first_difference_with_the_incidents_of_both(
     browser: Any, tmp_path: Path
 ) -> None:

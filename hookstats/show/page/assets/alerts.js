@@ -12,7 +12,7 @@ function alertButton(data, n, go, helps = "") {
     element("span", { class: `mark ${alert.severity}`, "aria-hidden": "true" }, mark),
     element("span", { class: "rule" }, element("span", { class: "hidden" }, word + ": "), alert.rule),
     element("span", { class: "when" }, (data.b && !data.ofRanks ? (alert.beside ? "B, " : "A, ") : "") + `step ${alert.step}`),
-    element("span", { class: "where" }, `${labelOf(alert.name)} ${alert.kind}`, shownFor(alert)),
+    element("span", { class: "where" }, labelOf(alert.name) + (alert.kind === "scalar" ? "" : " " + alert.kind), shownFor(alert)),
     element("span", { class: "what" }, what),
     helps ? element("span", { class: "what helps" }, "What helps: " + helps) : null);
   button.addEventListener("click", () => go(n));

@@ -209,11 +209,13 @@ class Heatmap {
     return column === null ? null : [row, column];
   }
 
-  // Scrolls the chosen row into the box; never the page.
-  reveal() {
+  // Scrolls the chosen row into the box, and never the page; to its upper part, which is likelier on the
+  // screen, where a layer was not reached by keys.
+  reveal(byKey = false) {
     const top = this.view.row * this.l.rowHeight;
     const { scrollTop, clientHeight } = this.box;
-    if (top < scrollTop) this.box.scrollTop = top - this.l.rowHeight;
+    if (!byKey) this.box.scrollTop = top - clientHeight / 4;
+    else if (top < scrollTop) this.box.scrollTop = top - this.l.rowHeight;
     else if (top + this.l.rowHeight > scrollTop + clientHeight) {
       this.box.scrollTop = top + 2 * this.l.rowHeight - clientHeight;
     }

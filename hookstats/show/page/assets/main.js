@@ -25,7 +25,7 @@ async function start(unpacked) {
     choose: (r, column, byKey) => {
       const { site, group } = view.rows[clamp(r, view.rows.length)] ?? { site: chosen.site, group: null };
       choose({ site: group === null ? site : heatmap.striking(view.rows[clamp(r, view.rows.length)], clamp(column, data.columns)), group, column: clamp(column, data.columns) });
-      if (byKey) heatmap.reveal();
+      if (byKey) heatmap.reveal(true);
     },
     hover: (cell, event) => tip(cell && describeRow(view.rows[cell[0]], cell[1]), event),
     fold: (r) => fold(view.rows[r]),
@@ -253,9 +253,13 @@ function goToAlert(n) {
   const { plain } = data.sites[site];
   const statistic = offered(plain).find(({ id }) => id === alert.statistic) ?? data.statistics[0];
   const beside = data.b && !data.ofRanks ? { beside: alert.beside ? "b" : "a" } : {};
-  const compared = alert.isSize && !(early && sitesOf(plain).length < 2);
-  goTo({ site, column, alert: n, statistic, relative: compared ? null : false, before: !compared ? null : early ? PEERS : since, ...beside });
-  if (alert.site === null && !early) choose({ site: heatmap.striking({ sites: sitesOf(chosen.kind) }, column), alert: n });
+  const peers = early && statistic.scale === "log" && sitesOf(plain).length > 1;
+  const compared = alert.isSize && (peers || !early);
+  goTo({ site, column, alert: n, statistic, relative: compared ? null : false, before: !compared ? null : peers ? PEERS : since, ...beside });
+  if (alert.site === null && !early) {
+    choose({ site: heatmap.striking({ sites: sitesOf(chosen.kind) }, column), alert: n });
+    heatmap.reveal();
+  }
   document.querySelector(`[data-alert="${n}"]`)?.scrollIntoView({ block: "nearest" });
 }
 
@@ -349,7 +353,7 @@ function draw(colours) {
     byId("relative").disabled = chosen.shown.scale !== "log" || chosen.statistic === OF_WEIGHT;
     byId("relative").checked = Boolean(view.relative);
     byId("usual").textContent = usualText();
-    byId("unfade").hidden = view.lit < 0;
+    byId("unfade").hidden = view.lit < 0 || view.rows.length < 2;
     showLegend(view.scale, chosen.shown, view.relative, view.alerts.length > 0);
   }
   const own = view.rows.findIndex((row) => row.group !== null && row.group === chosen.group);
