@@ -161,8 +161,7 @@ class ScalarLog:
     def log(self, values: Mapping[str, float | OnDevice]) -> None:
         """Keep values; a name that the step has already gets the new value."""
         self.has_loss = self.has_loss or any("loss" in name.lower() for name in values)
-        if self.closed is not None and self._has_begun():
-            self.seal()
+        self._seal_if_begun()
         if self.closed is None and not self._open.keys().isdisjoint(values):
             self._again += 1
             self.over, left = divmod(self._again, self._usual + 1)
@@ -172,6 +171,7 @@ class ScalarLog:
 
     def add(self, values: Mapping[str, float | OnDevice]) -> None:
         """Keep values of the step that an optimizer just did, which come by themselves."""
+        self._seal_if_begun()
         (self._open if self.closed is None else self.closed.values).update(values)
 
     def close(
@@ -209,6 +209,10 @@ class ScalarLog:
             self._complete.append(self.closed)
             self.closed = None
             self._is_unseen |= not self._is_shown
+
+    def _seal_if_begun(self) -> None:
+        if self.closed is not None and self._has_begun():
+            self.seal()
 
     def hand_on(self) -> None:
         """Submit the steps that are complete."""

@@ -67,6 +67,22 @@ def test_a_sample_of_all_elements_is_exact(
             last = gradients
 
 
+def test_each_of_two_optimizers_is_of_the_step_that_it_is_in() -> None:
+    model = model_of()
+    optimizers = [SGD([layer.weight], lr=0.01) for layer in (model[0], model[2])]
+    with hs.watch(model, optimizers, kinds=KINDS, every=1) as w:
+        for _ in range(3):
+            backward(model, optimizers[0])
+            for layer in (model[0], model[2]):
+                layer.weight.grad = layer.weight.detach() * (w.open_step + 1)
+            for optimizer in optimizers:
+                optimizer.step()
+            scalars = w.latest.scalars
+            for i in range(2):
+                ratio = scalars[f"update_ratio/{i}"]
+                assert ratio == pytest.approx(0.01 * w.open_step, rel=1e-4)
+
+
 def test_a_sample_is_spread_over_all_columns_and_keeps_its_place() -> None:
     weight = nn.Parameter(torch.arange(640 * 64.0).view(640, 64))
     parts = [step_sample._part(weight, place, 128, of_gradients=False) for place in (3, 3, 4)]
