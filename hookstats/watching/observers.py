@@ -192,11 +192,14 @@ class Observers:
     def uncounted(self) -> list[str]:
         """The names of the modules that compiled code calls, of which no call was counted; waits
         for the devices."""
-        silent = [one for one in self._watched if not any(sites.called for sites in one.sites)]
+        counted: list[_Watched] = []
+        silent: list[_Watched] = []
+        for one in self._watched:
+            (counted if any(sites.called for sites in one.sites) else silent).append(one)
         # Compiled code tells of the classes that it calls: where others of the class were counted,
         # it may call these.
         types = {type(one.module()) for one in silent}
-        types -= {type(one.module()) for one in self._watched if one not in silent}
+        types -= {type(one.module()) for one in counted}
         callers = compiled_callers([cls for cls in types if issubclass(cls, nn.Module)])
         compiled = set[type[nn.Module]]().union(*(called for _, called in callers))
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -161,3 +162,18 @@ def test_blocks_with_parameters_of_their_own_are_chosen_but_for_the_model() -> N
     model = Gate()
     model.add_module("inner", nn.Sequential(Gate(), nn.MultiheadAttention(4, 2)))
     assert list(Selection(model).modules) == ["act", "inner.0", "inner.0.act", "inner.1"]
+
+
+def test_siblings_are_looked_at_once() -> None:
+    """A hundred seconds went into the names of 20,000 layers in one list."""
+
+    class Counting(nn.ModuleList):
+        looks = 0
+
+        def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+            type(self).looks += 1
+            return super().named_children()
+
+    found = Selection(Counting(nn.Identity() for _ in range(50)))
+    assert len(found.modules) == 50
+    assert Counting.looks < 10

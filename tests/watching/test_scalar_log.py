@@ -229,6 +229,7 @@ def test_what_is_logged_under_a_name_of_ours_stays() -> None:
         (None, "loss = None: expected a number"),
         (torch.ones(2, 3), r"loss = Tensor of shape \(2, 3\): expected a number"),
         (torch.tensor(1j), "loss = Tensor of shape"),
+        (10**400, "loss = 1000"),
     ],
 )
 def test_what_is_no_number_is_refused(value: object, message: str) -> None:
