@@ -86,7 +86,7 @@ test: | $(LOGS)  ## Install, build, lint, quick tests: at most 5 minutes on 2 co
 	$(call run_parts,test,test,$(TEST_PARTS))
 	@echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)" | tee $(LOGS)/test.txt
 
-check: | $(LOGS)  ## Slower tests of some rooms, C++ tests, a sanitizer, nvcc, docs, small benchmarks: at most 15 minutes
+check: | $(LOGS)  ## Slower tests of some rooms, C++ tests, a sanitizer, nvcc, docs, small benchmarks: 12 minutes
 	$(call run_parts,check,dev,$(CHECK_PARTS))
 	@{ for preset in default asan; do \
 	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done; \
@@ -117,7 +117,7 @@ full: test check $(WHOLE:%=ctest-%) pytest-full faults bench clang  ## test, che
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
 # Whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors.
-cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels, for every architecture in full, if nvcc is found; needs no GPU
+cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels, if nvcc is found; needs no GPU: 8 minutes in check
 	@if PYTHONPATH=_build $(BIN)/python -c "import nvcc, sys; sys.exit(nvcc.find_nvcc() is None)"; then \
 	  echo "hookstats: compiling the CUDA kernels"; \
 	  FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$(CUDA_ARCHITECTURES)" \
@@ -181,7 +181,7 @@ bench: $(STAMPS)/bench  ## Benchmark beside other tools: up to 50 minutes; BENCH
 	$(BENCHMARKS) --benchmark-quiet --benchmark-json=$(RESULTS)
 	$(BIN)/python -m bench.tables $(RESULTS)
 
-bench-smoke: $(STAMPS)/dev | $(LOGS)  ## Run every benchmark on tiny tensors, for its assertions alone
+bench-smoke: $(STAMPS)/dev | $(LOGS)  ## Run every benchmark on tiny tensors, for its assertions alone: 2 minutes
 	$(WAITING) HOOKSTATS_BENCH_SMOKE=1 $(BENCHMARKS) -q --benchmark-quiet 2>&1 | tee $(LOGS)/bench-smoke.log
 
 bench-compare:  ## Compare the last run of make bench with the one before
