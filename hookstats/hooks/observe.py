@@ -20,6 +20,7 @@ from hookstats.hooks.dynamo import reset_compiled
 from hookstats.hooks.readable import detour, own_dispatch
 from hookstats.stats.messages import error_text, notify, say
 
+_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 _Value = TypeVar("_Value")
 
 
@@ -54,6 +55,9 @@ _FUNCTIONS = FunctionType, MethodType, partial  # dynamo knows not of everything
 _lock = threading.Lock()
 
 
+# First, as pyright takes what a module returns, which is Any, for the first that fits.
+@overload
+def observe(name: str, value: _Tensor, channel_dim: ChannelDim = "auto") -> _Tensor: ...
 @overload
 def observe(name: str, value: Callable[[], object], channel_dim: ChannelDim = "auto") -> None: ...
 @overload

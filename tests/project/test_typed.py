@@ -1,14 +1,17 @@
-"""A user's program over the public API passes mypy --strict."""
+"""A user's program over the whole public API passes mypy --strict and pyright."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.paths import ROOT
+
+import hookstats
 
 PROGRAM = """
 from collections.abc import Iterable
@@ -37,8 +40,16 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, target)
 
 
-def double(call: hs.Call, output: Tensor) -> Tensor:
+def double(output: Tensor) -> Tensor:
     return 2 * output
+
+
+def post(incident: hs.rules.Incident) -> None:
+    print(incident.message, incident.cause.advice, len(incident.consequences))
+
+
+def log(values: dict[str, float], step: int) -> None:
+    print(values, step)
 
 
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -58,11 +69,21 @@ with hs.watch(
     bins=hs.LogBins(sample=8),
     channel_bins=hs.LinearBins(64, lo=-4.0, hi=4.0),
     max_bytes=10 << 30,
-    sinks=[hs.sinks.JSONL("runs/a.jsonl")],
-    rules=[Large(action=tell), hs.rules.NonFinite(action="raise"), hs.rules.Loss, "dropout"],
+    sinks=[hs.sinks.JSONL("runs/a.jsonl"), hs.sinks.Scalars(log)],
+    rules=[
+        Large(action=tell),
+        hs.rules.NonFinite(action="raise"),
+        hs.rules.Loss,
+        "dropout",
+        post,
+        hs.actions.wandb,
+        hs.actions.Slack("https://example.org"),
+    ],
 ) as watch:
     for _ in range(3):
-        loss = loss_of(model(x), y)
+        with watch.phase("train"):
+            loss = loss_of(hs.observe("logits", model(x)), y)
+            hs.observe("heads", lambda: hs.attention(x, x))
         watch.log(loss=loss)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -72,29 +93,58 @@ with hs.watch(
     coverage: hs.Coverage = watch.coverage()
     messages: list[str] = [incident.message for incident in watch.incidents]
 
+other: hs.Watch = hs.watch({"a": model}, [optimizer], out="s3://bucket/a", reduce=hs.Reduce())
+configured = hs.watch(model, **hs.load_config("watch.toml"))
+
 run: hs.Run = hs.open_run("runs/a")
-series = run["0", "output"]
+series: hs.Series = run["0", "output"]
+of_one: hs.SiteSeries = series["0", "output"]
 record: hs.StepRecord = run[0]
 comparison: hs.RunComparison = hs.compare("runs/a", "runs/a")
 stats: hs.ChannelStats = hs.channel_stats(x, channel_dim=1, bins=hs.LogBins())
 alerts: list[hs.rules.Alert] = hs.rules.replay(run, [hs.rules.NonFinite()])
 traced: hs.Trace = hs.trace(model, x)
+called: hs.Call = traced.calls[0]
+tensor: hs.TracedTensor | None = called.output
+whole: hs.Histogram | None = stats.hist
 with hs.capture(model, "0", kinds=("output",)) as captured:
     model(x)
-print(series, record, comparison, stats, alerts, traced, captured, rms, coverage, messages)
+kept: hs.Capture = captured
+first: hs.CapturedCall = kept.calls("0")[0]
+gradients: hs.TensorCapture = hs.capture(x.requires_grad_())
+dead: Tensor = hs.insight.dead(stats)
+picture = hs.pictures.grid(captured["0", "output"][0])
+try:
+    edited: hs.Edit = hs.edit(model, double)
+except hs.EditError:
+    raise
+print(hs.__version__, other, configured, of_one, tensor, whole, first, gradients, dead, picture)
+print(series, record, comparison, stats, alerts, traced, captured, rms, coverage, messages, edited)
 """
 
 
+COMMANDS = {
+    "mypy": ("--strict", "--cache-dir", ".cache", "program.py"),
+    "pyright": ("program.py",),
+}
+
+
+def test_the_program_has_every_public_name() -> None:
+    assert set(re.findall(r"\bhs\.(\w+)", PROGRAM)) == set(hookstats.__all__)
+
+
 @pytest.mark.full
-def test_a_users_program_over_the_public_api_is_typed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checker", COMMANDS)
+def test_a_users_program_over_the_public_api_is_typed(checker: str, tmp_path: Path) -> None:
+    pytest.importorskip(checker)
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), "program.py"]
+    (tmp_path / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{ROOT}"]}}')
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", checker, *COMMANDS[checker]],
         cwd=tmp_path,
         env={**os.environ, "MYPYPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
