@@ -1,0 +1,111 @@
+"""The examples of docs/trainers/others.md, each with the real trainer where it is installed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.paths import ROOT
+
+import hookstats as hs
+
+pytestmark = [
+    pytest.mark.full,
+    # Of the trainers.
+    pytest.mark.filterwarnings("default"),
+]
+
+PAGE = (ROOT / "docs" / "trainers" / "others.md").read_text()
+SECTION = r"^## (\S+)\n(?:(?!^## ).)*?^```py\n(.*?)^```$"
+EXAMPLES = dict(re.findall(SECTION, PAGE, re.DOTALL | re.MULTILINE))
+
+COMMON = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hookstats as hs
+
+torch.manual_seed(0)
+x, y = torch.randn(32, 4), torch.randn(32, 1)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+loader = DataLoader(TensorDataset(x, y), batch_size=8)
+loss = nn.MSELoss()
+optimizer = torch.optim.Adam(model.parameters())
+"""
+
+BEFORE = {
+    "TRL": """
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer as Trainer
+
+words = {f"w{i}": i for i in range(30)} | {"[UNK]": 30, "[EOS]": 31}
+tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer = PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer, unk_token="[UNK]", eos_token="[EOS]", pad_token="[EOS]"
+)
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=16))
+texts = [" ".join(f"w{(7 * i + j) % 30}" for j in range(8)) for i in range(16)]
+data = Dataset.from_dict({"text": texts})
+arguments = SFTConfig(
+    output_dir="runs", max_steps=4, per_device_train_batch_size=2, report_to=[], use_cpu=True,
+    bf16=False, max_length=16, disable_tqdm=True,
+)
+
+def SFTTrainer(*given, **options):
+    return Trainer(*given, processing_class=tokenizer, **options)
+""",
+    "stable-baselines3": "from stable_baselines3 import PPO",
+    "skorch": "from skorch import NeuralNetRegressor\nmodule = model",
+    "ignite": "from ignite.engine import Events, create_supervised_trainer",
+    "fastai": """
+from fastai.data.core import DataLoaders
+from fastai.learner import Callback, Learner
+data = DataLoaders(loader, loader)
+""",
+}
+"""What the reader has, and what the trainer is imported by."""
+
+NEEDS = {
+    "TRL": ("trl", "accelerate", "datasets"),
+    "stable-baselines3": ("stable_baselines3", "gymnasium"),
+}
+
+STEPS = {
+    "TRL": ("runs/hookstats", [1, 2, 3, 4]),
+    "stable-baselines3": ("runs/ppo", list(range(8))),
+    "skorch": ("runs/skorch", [0, 1]),
+    "ignite": ("runs/ignite", list(range(8))),
+    "fastai": ("runs/fastai", list(range(8))),
+}
+"""Where the run is, and its steps."""
+
+
+@pytest.mark.parametrize("trainer", EXAMPLES)
+def test_the_example_records_each_step(
+    trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NEEDS.get(trainer, (trainer,)):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    monkeypatch.chdir(tmp_path)
+    code = EXAMPLES[trainer]
+    assert sum(bool(line) for line in code.splitlines()) <= 10
+    names: dict[str, Any] = {}
+    exec(COMMON + BEFORE[trainer] + "\n" + code, names)
+    out, steps = STEPS[trainer]
+    run = hs.open_run(out)
+    assert run.closed
+    assert run.steps == steps
+    last = run[steps[-1]]
+    kinds = {kind for _, kind in last}
+    assert {"output", "grad_output", "param_grad"} <= kinds
+    coverage = run.coverage
+    assert coverage is not None
+    assert coverage["failures"] == {}
+    assert all(torch.isfinite(last[key].per_tensor().rms).all() for key in last)
