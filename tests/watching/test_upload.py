@@ -261,14 +261,14 @@ import hookstats as hs
 
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-watch = hs.watch(model, optimizer, out="s3://bucket/runs/a")
+watch = hs.watch(model, optimizer, out="s3://bucket/runs/a", rules=())
 for step in range(3):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
 """  # Which never closes the watch: the end of the interpreter does.
 
 
-@pytest.mark.full  # starts a server and another process
+@pytest.mark.full  # needs what neither `make test` nor `make check` installs
 def test_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = pytest.importorskip("moto.server")
     s3fs = pytest.importorskip("s3fs")
