@@ -138,17 +138,6 @@ def hf_resnet(r: Session) -> None:
 
 
 @sound(200)
-def hf_efficientnet(r: Session) -> None:
-    import transformers as t
-
-    config = t.EfficientNetConfig(
-        width_coefficient=0.25, depth_coefficient=0.25, image_size=16, hidden_dim=320, num_labels=4,
-        strides=[1, 2, 2, 1, 1, 2, 1],
-    )  # fmt: skip
-    _of_labels(r, t.EfficientNetForImageClassification(config), lambda x: {"pixel_values": x})
-
-
-@sound(200)
 def hf_wav2vec(r: Session) -> None:
     import transformers as t
 
