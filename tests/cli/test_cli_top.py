@@ -92,7 +92,7 @@ def test_a_parameter_with_an_incident_shows_as_the_output_of_its_module(tmp_path
     data = {(name, "output"): (torch.ones(4, 4), 1) for name in ("a", "b", "c")}
     run = write_run(tmp_path / "run", record_of(data, 0))
     said = "initialisation: step 0: large"
-    levels: list[Severity] = ["warning", "error"]
+    levels: list[Severity] = ["note", "error"]  # of a warning, the error would be a consequence
     told = [
         AlertEntry(
             Alert(0, 0, f"{name}.weight", "param", None, name, 1.0, said, level), i, True, {}

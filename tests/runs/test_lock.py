@@ -36,7 +36,7 @@ def test_a_second_writer_is_refused_and_a_killed_one_restarts_at_once(tmp_path: 
     with subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "writes\n"
-        says = rf"out = .*: process {process.pid} on .* writes this run, expected a run that nobody"
+        says = rf"out = .*: process {process.pid} on .* writes this run, expected a run"
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(FileExistsError, match=says):
             watch(nn.Linear(2, 2), out=tmp_path, append=True)

@@ -173,7 +173,9 @@ def test_directories_that_cannot_be_a_run_are_refused(tmp_path: Path) -> None:
         RunWriter(file / "deeper", HEADER)
     with pytest.raises(FileExistsError, match=r"out = '.*': holds 'file', expected a new"):
         RunWriter(tmp_path, HEADER)
-    with pytest.raises(OSError, match=r"out = '/proc/run': expected a directory that can be made"):
+    with pytest.raises(
+        OSError, match=r"out = '/proc/run': expected a directory that can be created"
+    ):
         RunWriter("/proc/run", HEADER)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
