@@ -170,7 +170,8 @@ def _check_run(out: Path, log: Log, steps: Counter[str], problems: list[str]) ->
     recorded, gaps = set(run.steps), run.gaps
     found, elements = _read(run)
     before = -1  # the line of the log of the step before
-    for step in range(max(log.last_step, *recorded, -1) + 1):
+    first = min([*log.attempts, *recorded], default=0)
+    for step in range(first, max(log.last_step, *recorded, -1) + 1):
         if step in recorded:
             line, what = _match(found[step], log.attempts[step])
             steps[what] += 1
