@@ -31,6 +31,20 @@ class _Sample(NamedTuple):
     """float64 [elements]."""
 
 
+class _Place(NamedTuple):
+    """Where the sample of a parameter is."""
+
+    pointer: int
+    """To the parameter's memory."""
+    strides: tuple[int, ...]
+    """Of the parameter, which its gradient has, too."""
+    size: int
+    stride: int
+    start: int
+    view: Tensor
+    """Of the parameter, which the optimizer keeps anyhow; gradients are never held."""
+
+
 class StepSample:
     """Samples the parameters of one optimizer and their gradients around its steps.
 
@@ -59,6 +73,7 @@ class StepSample:
         self._gradients: list[_Sample | None] = []
         self._cosines: dict[tuple[str, int], Tensor] = {}
         self._failures: dict[str, str] = {}
+        self._places: dict[tuple[int, int], _Place] = {}  # by id of the parameter, and size
 
     def before(self, optimizer: Optimizer, is_recorded: bool) -> None:
         """Read what the step needs; called when the step is closed, if the optimizer closes it.
@@ -102,7 +117,9 @@ class StepSample:
         groups = [group["params"] for group in optimizer.param_groups]
         parameters = max(1, sum(map(len, groups)) * len(self._optimizers))
         many = max(1, ELEMENTS // parameters)
-        return [_sample(group, many, of_gradients) for group in groups]
+        if len(self._places) > sum(map(len, groups)):  # some are of parameters that are gone
+            self._places.clear()
+        return [_sample(group, many, of_gradients, self._places) for group in groups]
 
     def _attempt(self, action: Callable[[], None]) -> None:
         try:
@@ -126,15 +143,28 @@ def update_ratio(norms: Tensor) -> float:
     return float(np.median(change[some] / weights[some])) if some.any() else math.nan
 
 
-def _sample(group: Sequence[Tensor], many: int, of_gradients: bool) -> _Sample | None:
-    """The sample of a parameter group, of up to `many` elements of each parameter."""
+def _sample(
+    group: Sequence[Tensor],
+    many: int,
+    of_gradients: bool,
+    places: dict[tuple[int, int], _Place],
+) -> _Sample | None:
+    """The sample of a parameter group, of up to `many` elements of each parameter; places: those
+    of the last step."""
     has_matrices = any(parameter.dim() > 1 for parameter in group)
     found: dict[int, Tensor] = {}
     device = None
     for i, parameter in enumerate(group):
         if has_matrices and parameter.dim() < 2:
             continue
-        part = _part(parameter, i, many, of_gradients)
+        known = places.get((id(parameter), many))
+        if known is None or parameter.data_ptr() != known.pointer:
+            known = _place(parameter, i, many)
+            if known is None:
+                continue
+            if is_plain(parameter):
+                places[id(parameter), many] = known
+        part = _of_gradient(parameter.grad, known) if of_gradients else known.view
         if part is not None and device in (None, part.device):
             found[i], device = part, part.device
     if not found:
@@ -143,21 +173,30 @@ def _sample(group: Sequence[Tensor], many: int, of_gradients: bool) -> _Sample |
     return _Sample(tuple(found), tuple(part.numel() for part in found.values()), values)
 
 
-def _part(parameter: Tensor, place: int, many: int, of_gradients: bool) -> Tensor | None:
-    """A view of up to `many` elements of a parameter, or of the same ones of its gradient; None
-    where these cannot be read."""
-    own = found = _local(parameter)
-    if of_gradients:
-        found = None if parameter.grad is None else _local(parameter.grad)
-    if own is None or found is None or found.stride() != own.stride() or not _is_dense(found):
+def _place(parameter: Tensor, place: int, many: int) -> _Place | None:
+    """Up to `many` elements of a parameter; None where these cannot be read."""
+    own = _local(parameter)
+    if own is None or not _is_dense(own):
         return None
-    length = found.numel()
+    length = own.numel()
     stride = max(1, length // many)
     while math.gcd(stride, length) > 1:  # so that all columns have their turn
         stride -= 1
     size = min(length, many)
     start = place * 0x9E3779B1 % (length - stride * (size - 1))
-    return torch.as_strided(found, (size,), (stride,), int(found.storage_offset()) + start)
+    # No view by autograd, whose reference to the parameter `torch.utils.swap_tensors` would refuse.
+    view = torch.empty(0, dtype=own.dtype, device=own.device)
+    view.set_(own.untyped_storage(), int(own.storage_offset()) + start, (size,), (stride,))
+    return _Place(own.data_ptr(), own.stride(), size, stride, start, view)
+
+
+def _of_gradient(gradient: Tensor | None, at: _Place) -> Tensor | None:
+    """The same elements of a gradient; None where these cannot be read."""
+    found = None if gradient is None else _local(gradient)
+    if found is None or found.stride() != at.strides:
+        return None
+    start = int(found.storage_offset()) + at.start
+    return torch.as_strided(found, (at.size,), (at.stride,), start)
 
 
 def _local(tensor: Tensor) -> Tensor | None:
