@@ -107,7 +107,7 @@ def test_a_webhook_gets_one_message_for_an_incident(server: Server, tmp_path: Pa
     assert (body["rule"], body["step"], body["since"]) == ("non-finite", 2, 2)
     assert (body["site"], body["kind"], body["run"]) == ("", "input", str(tmp_path / "run"))
     assert body["text"].startswith("error: non-finite: step 2: input of the model has 1 NaN")
-    assert body["advice"].startswith("look at what makes this tensor")
+    assert body["advice"].startswith("look at the data of this step")
     assert body["advice"] in body["text"]
     assert body["url"] is None
     assert watch.coverage().failures == {}
