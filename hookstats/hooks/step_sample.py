@@ -19,6 +19,9 @@ from hookstats.stats.messages import error_text, notify
 ELEMENTS = 1 << 16
 """The most elements in the samples of all optimizers of a watch, but for one of each parameter."""
 
+PARAMETERS = 32
+"""The most parameters of a group that are sampled: their median is that of all, nearly."""
+
 
 class _Sample(NamedTuple):
     """Elements of the parameters of a group, or of their gradients."""
@@ -31,26 +34,13 @@ class _Sample(NamedTuple):
     """float64 [elements]."""
 
 
-class _Place(NamedTuple):
-    """Where the sample of a parameter is."""
-
-    pointer: int
-    """To the parameter's memory."""
-    strides: tuple[int, ...]
-    """Of the parameter, which its gradient has, too."""
-    size: int
-    stride: int
-    start: int
-    view: Tensor
-    """Of the parameter, which the optimizer keeps anyhow; gradients are never held."""
-
-
 class StepSample:
     """Samples the parameters of one optimizer and their gradients around its steps.
 
     The sample has equally many elements of each parameter, at even distances in its memory from a
-    start that a hash chooses; the same ones in each step. Of a parameter group it has the
-    parameters with two dimensions or more, if there are any. It is read in recorded steps;
+    start that a hash chooses; the same ones in each step. Of a parameter group it has up to 32
+    parameters, at even distances in the group, with two dimensions or more if there are any. It is
+    read in recorded steps;
     gradients are read in the steps before these, too. Each rank reads its own shards. Steps with a
     closure, sparse gradients and tensors with gaps in their memory are left out.
     """
@@ -73,7 +63,6 @@ class StepSample:
         self._gradients: list[_Sample | None] = []
         self._cosines: dict[tuple[str, int], Tensor] = {}
         self._failures: dict[str, str] = {}
-        self._places: dict[tuple[int, int], _Place] = {}  # by id of the parameter, and size
 
     def before(self, optimizer: Optimizer, is_recorded: bool) -> None:
         """Read what the step needs; called when the step is closed, if the optimizer closes it.
@@ -115,11 +104,9 @@ class StepSample:
     def _samples(self, optimizer: Optimizer, *, of_gradients: bool) -> list[_Sample | None]:
         """The sample of each parameter group; None where it has no element."""
         groups = [group["params"] for group in optimizer.param_groups]
-        parameters = max(1, sum(map(len, groups)) * len(self._optimizers))
-        many = max(1, ELEMENTS // parameters)
-        if len(self._places) > sum(map(len, groups)):  # some are of parameters that are gone
-            self._places.clear()
-        return [_sample(group, many, of_gradients, self._places) for group in groups]
+        parameters = sum(min(len(group), PARAMETERS) for group in groups) * len(self._optimizers)
+        many = max(1, ELEMENTS // max(1, parameters))
+        return [_sample(group, many, of_gradients) for group in groups]
 
     def _attempt(self, action: Callable[[], None]) -> None:
         try:
@@ -143,28 +130,15 @@ def update_ratio(norms: Tensor) -> float:
     return float(np.median(change[some] / weights[some])) if some.any() else math.nan
 
 
-def _sample(
-    group: Sequence[Tensor],
-    many: int,
-    of_gradients: bool,
-    places: dict[tuple[int, int], _Place],
-) -> _Sample | None:
-    """The sample of a parameter group, of up to `many` elements of each parameter; places: those
-    of the last step."""
-    has_matrices = any(parameter.dim() > 1 for parameter in group)
+def _sample(group: Sequence[Tensor], many: int, of_gradients: bool) -> _Sample | None:
+    """The sample of a parameter group, of up to `many` elements of each parameter."""
+    several = [i for i, parameter in enumerate(group) if parameter.dim() > 1]
+    several = several or list(range(len(group)))
+    few = min(len(several), PARAMETERS)
     found: dict[int, Tensor] = {}
     device = None
-    for i, parameter in enumerate(group):
-        if has_matrices and parameter.dim() < 2:
-            continue
-        known = places.get((id(parameter), many))
-        if known is None or parameter.data_ptr() != known.pointer:
-            known = _place(parameter, i, many)
-            if known is None:
-                continue
-            if is_plain(parameter):
-                places[id(parameter), many] = known
-        part = _of_gradient(parameter.grad, known) if of_gradients else known.view
+    for i in [several[j * len(several) // few] for j in range(few)]:
+        part = _part(group[i], i, many, of_gradients)
         if part is not None and device in (None, part.device):
             found[i], device = part, part.device
     if not found:
@@ -173,30 +147,21 @@ def _sample(
     return _Sample(tuple(found), tuple(part.numel() for part in found.values()), values)
 
 
-def _place(parameter: Tensor, place: int, many: int) -> _Place | None:
-    """Up to `many` elements of a parameter; None where these cannot be read."""
-    own = _local(parameter)
-    if own is None or not _is_dense(own):
+def _part(parameter: Tensor, place: int, many: int, of_gradients: bool) -> Tensor | None:
+    """A view of up to `many` elements of a parameter, or of the same ones of its gradient; None
+    where these cannot be read."""
+    own = found = _local(parameter)
+    if of_gradients:
+        found = None if parameter.grad is None else _local(parameter.grad)
+    if own is None or found is None or found.stride() != own.stride() or not _is_dense(found):
         return None
-    length = own.numel()
+    length = found.numel()
     stride = max(1, length // many)
     while math.gcd(stride, length) > 1:  # so that all columns have their turn
         stride -= 1
     size = min(length, many)
     start = place * 0x9E3779B1 % (length - stride * (size - 1))
-    # No view by autograd, whose reference to the parameter `torch.utils.swap_tensors` would refuse.
-    view = torch.empty(0, dtype=own.dtype, device=own.device)
-    view.set_(own.untyped_storage(), int(own.storage_offset()) + start, (size,), (stride,))
-    return _Place(own.data_ptr(), own.stride(), size, stride, start, view)
-
-
-def _of_gradient(gradient: Tensor | None, at: _Place) -> Tensor | None:
-    """The same elements of a gradient; None where these cannot be read."""
-    found = None if gradient is None else _local(gradient)
-    if found is None or found.stride() != at.strides:
-        return None
-    start = int(found.storage_offset()) + at.start
-    return torch.as_strided(found, (at.size,), (at.stride,), start)
+    return torch.as_strided(found, (size,), (stride,), int(found.storage_offset()) + start)
 
 
 def _local(tensor: Tensor) -> Tensor | None:

@@ -85,8 +85,8 @@ def test_each_of_two_optimizers_is_of_the_step_that_it_is_in() -> None:
 
 def test_a_sample_is_spread_over_all_columns_and_keeps_its_place() -> None:
     weight = nn.Parameter(torch.arange(640 * 64.0).view(640, 64))
-    found = [step_sample._place(weight, place, 128) for place in (3, 3, 4)]
-    first, again, other = [at.view.tolist() for at in found if at is not None]
+    parts = [step_sample._part(weight, place, 128, of_gradients=False) for place in (3, 3, 4)]
+    first, again, other = [part.tolist() for part in parts if part is not None]
     assert first == again != other
     assert len({value % 64 for value in first}) == 64
     assert max(first) - min(first) > 0.9 * weight.numel()
@@ -139,10 +139,6 @@ def test_the_training_keeps_every_bit() -> None:
         for _ in range(5):
             backward(model, optimizer)
             optimizer.step()
-            if watched:  # as a conversion or a load may do
-                model[2].weight.data = model[2].weight.data.clone()
-                model[0].weight.grad = None
-                torch.utils.swap_tensors(model[0].weight, nn.Parameter(model[0].weight.clone()))
         results.append(weights(model))
         if w is not None:
             w.close()
