@@ -166,15 +166,16 @@ class Exploding(Rule):
 class Vanishing(Rule):
     """The gradients of a layer are next to nothing beside those of other layers.
 
-    The l2 norm is less than `ratio` times the greatest norm of the same kind nearer to the loss, or
-    zero. Unlike an rms, a norm does not depend on the number of elements in a layer. The rule looks
-    at gradients of outputs in backward order, each phase by itself, and at gradients of parameters
-    with two or more dimensions in the optimizer's order reversed. Those of probabilities that the
-    loss takes as they are count for nothing: the derivative of the sigmoid or softmax before it
-    cancels that of a logarithm, however large. The gradient of a bias may be
-    zero on principle, before a batch norm or a softmax; and a gradient that grows by half within
-    eight steps is about to leave zero, as in a branch whose gain begins at zero. The alert's value
-    is the ratio of the two norms.
+    The l2 norm is zero, or less than `ratio` times the greatest norm of the same kind nearer to the
+    loss, as are those of all layers further from it: a gradient that reaches these has not vanished
+    on its way, as where attention hardly depends on its queries. Unlike an rms, a norm does not
+    depend on the number of elements in a layer. The rule looks at gradients of outputs in backward
+    order, each phase by itself, and at gradients of parameters with two or more dimensions in the
+    optimizer's order reversed. Those of probabilities that the loss takes as they are count for
+    nothing: the derivative of the sigmoid or softmax before it cancels that of a logarithm, however
+    large. The gradient of a bias may be zero on principle, before a batch norm or a softmax; and a
+    gradient that grows by half within eight steps is about to leave zero, as in a branch whose gain
+    begins at zero. The alert's value is the ratio of the two norms.
     """
 
     name: ClassVar[str] = "vanishing"
@@ -197,7 +198,9 @@ class Vanishing(Rule):
                 np.where(np.logical_and.accumulate(squashed), np.nan, norm)
             )
             leaves = history.rms[places] > 1.5 * history.past_rms[places, -8]
-            small = np.flatnonzero((norm < self.ratio * largest) & ~leaves)
+            further = np.fmax.accumulate(norm[::-1])[::-1]
+            vanish = (norm == 0) | (further < self.ratio * largest)
+            small = np.flatnonzero((norm < self.ratio * largest) & vanish & ~leaves)
             if not len(small):
                 continue
             rises = np.append(True, ~(largest[1:] <= largest[:-1]))

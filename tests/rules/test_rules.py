@@ -97,7 +97,6 @@ def test_vanishing_is_next_to_nothing_beside_what_is_nearer_to_the_loss() -> Non
     backward = {
         ("c", "grad_output"): normal(1e-3),
         ("b", "grad_output"): normal(1e-10),
-        ("a", "grad_output"): normal(1e-4),
         ("a.weight", "param_grad"): normal(1e-12),
         ("a.bias", "param_grad"): torch.zeros(4),
         ("c.weight", "param_grad"): normal(),
@@ -111,7 +110,9 @@ def test_vanishing_is_next_to_nothing_beside_what_is_nearer_to_the_loss() -> Non
     assert got[0].value == pytest.approx((norms[1] / norms[0]).item(), rel=1e-5)
     assert got[0].message.endswith("times that of 'c'")
     assert not alerts(Vanishing(), [backward] * 9)  # not yet
-    none = {**backward, ("b", "grad_output"): torch.zeros(16, 4)}
+    passed = {**backward, ("a", "grad_output"): normal(1e-4)}  # further from the loss
+    assert {a.site for a in alerts(Vanishing(), [passed] * 12)} == {"a.weight"}
+    none = {**passed, ("b", "grad_output"): torch.zeros(16, 4)}
     message = alerts(Vanishing(), [none] * 12)[0].message
     assert "grad_output of 'b' is exactly zero, while that of 'c' has an l2 norm of " in message
     # Gradients that explode on the way make nobody else's vanish.
