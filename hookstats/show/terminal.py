@@ -61,12 +61,10 @@ def render(
 
 
 def logged(record: StepRecord) -> str:
-    """The numbers that training logged in the step, without those of its speed; "" for none."""
-    return ", ".join(
-        f"{printable(name)} {format_number(x)}"
-        for name, x in record.scalars.items()
-        if name not in SPEEDS
-    )
+    """The numbers of the step, losses first, without those of its speed; "" for none."""
+    shown = (name for name in record.scalars if name not in SPEEDS)
+    names = sorted(shown, key=lambda name: "loss" not in name.lower())
+    return ", ".join(f"{printable(name)} {format_number(record.scalars[name])}" for name in names)
 
 
 def format_number(value: float) -> str:

@@ -235,7 +235,7 @@ def test_wandb_adds_to_what_the_training_logs(wandb_runs: dict[str, WandBRun]) -
     assert [row for row in ours if row] == [pytest.approx({"hookstats/step": 2, **rms})]
     ((title, text, level),) = [(one.title, one.text, one.level) for one in alerts]
     assert (title, level) == ("hookstats: loss", "ERROR")
-    assert text.startswith("error: loss: step 1")
+    assert text.startswith("error: is high")
 
 
 def test_jsonl_reads_it_back(tmp_path: Path) -> None:
