@@ -168,7 +168,7 @@ class View:
 
     def _urgency(self, site: SiteSummary) -> tuple[int, bool, float]:
         """A sort key: the causes of incidents first, the worst before others, then sites with
-        non-finite values, then those that changed most."""
+        non-finite values, then what changed most."""
         key, causes = (site.name, site.kind), self._causes
         factor = _factor(self._curves[key])
         moved = 0.0 if math.isnan(factor) else abs(math.log(factor)) if factor else math.inf

@@ -67,7 +67,7 @@ def attention(
         key: [batch, heads, keys, size]; with fewer heads, each serves several queries' heads.
         mask: bool, True where a query may attend to a key, or summands of the scores; it broadcasts
             to [batch, heads, queries, keys].
-        is_causal: whether query i attends to keys 0 to i alone.
+        is_causal: whether query i attends only to keys 0 to i.
         scale: of the scores; by default 1 / sqrt(size).
         seed: chooses the sample, and the first of the queries.
 

@@ -73,7 +73,7 @@ def observe(name: str, value: _Value, channel_dim: ChannelDim = "auto") -> _Valu
     `include` and `exclude` of a watch apply to these names. Without a watch, the call costs one
     dictionary lookup.
 
-    A function without arguments is a quantity: it is called in recorded steps alone, without
+    A function without arguments is a quantity: it is called only in recorded steps, without
     gradients, and what it returns is recorded.
 
         hs.observe("router.entropy", lambda: entropy(probabilities), channel_dim=None)

@@ -54,7 +54,7 @@ class StepSample:
         """log: takes what a recorded step has, by name and place of the parameter group: norms for
         "update_ratio", and the "gradient_cosine", NaN where gradients are zero.
 
-        optimizers: those that share `ELEMENTS`.
+        optimizers: all that share `ELEMENTS`.
         """
         self._buffers = buffers
         self._log = log

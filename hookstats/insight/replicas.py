@@ -21,8 +21,8 @@ _COLUMNS = ("step", "kind", "site", "mesh", "placements", "max")
 def unequal_replicas(run: Run) -> UnequalReplicas | None:
     """The first parameter of which a rank had other bits than its replicas; None if all agree.
 
-    Reads the kind "checksum" of all ranks. Replicas are parameters under DDP, and those that HSDP
-    and tensor parallelism keep on several ranks.
+    Reads the kind "checksum" of all ranks. Replicas are parameters under DDP, and parameters
+    that HSDP and tensor parallelism keep on several ranks.
 
     Raises:
         ValueError: the run has no checksums of replicas.

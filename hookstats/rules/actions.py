@@ -158,11 +158,10 @@ def wandb(incident: Incident) -> None:
     Raises:
         NotSentError: no W&B run is under way.
     """
-    module: Any = sys.modules.get("wandb")
-    run = getattr(module, "run", None)
+    run = _run()
     if run is None:
         raise NotSentError("no W&B run is under way")
-    level = module.AlertLevel.ERROR if incident.severity == "error" else module.AlertLevel.WARN
+    level = "ERROR" if incident.severity == "error" else "WARN"
     run.alert(f"hookstats: {incident.cause.rule}", _text(incident, None), level)
 
 
@@ -180,5 +179,10 @@ def _text(incident: Incident, run: Path | None) -> str:
 
 def _link() -> str | None:
     """The page of the W&B run that is under way, if there is one."""
-    url = getattr(getattr(sys.modules.get("wandb"), "run", None), "url", None)
+    url = getattr(_run(), "url", None)
     return url if isinstance(url, str) else None
+
+
+def _run() -> Any:
+    """The W&B run that is under way; None where there is none, or wandb is not imported."""
+    return getattr(sys.modules.get("wandb"), "run", None)

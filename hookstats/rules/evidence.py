@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hookstats.rules.history import RATE, History
+from hookstats.rules.history import History
 from hookstats.rules.loss_graph import findings
-from hookstats.rules.rates import always_clipped, relative_updates
+from hookstats.rules.rates import always_clipped, rates_of, relative_updates
 
 _SMALL = 1e-5
 """The share of a weight that a step changes, below which training hardly moves."""
@@ -47,7 +47,7 @@ def evidence(loss: str, history: History) -> tuple[str, str]:
 
 
 def _rates(history: History) -> Iterator[_Sign]:
-    rates = [past for name, past in history.scalars.items() if name.startswith(RATE) and past]
+    rates = rates_of(history)
     if not rates:
         return
     now, most = max(past[-1] for past in rates), max(max(past) for past in rates)

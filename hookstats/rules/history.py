@@ -75,6 +75,8 @@ class Sites:
             bool,
         )
         """bool [S]: which sites are inputs of the model, or arguments of a module but the first."""
+        self.checksums = self.of_kind("checksum")
+        """bool [S]: which sites have no size."""
         self.attention = self.of_kind("attention")
         """bool [S]: which sites tell of attention; NaNs there are queries without a key."""
         self._found: dict[Hashable, Any] = {}
@@ -338,7 +340,7 @@ class History:
     def _push_tensors(self, record: StepRecord) -> None:
         column, at = self.columns, self._at
         self.rms, self.past_rms = rms(column), self._all_rms[at]
-        self.rms[self.sites.of_kind("checksum")] = np.nan  # has no size
+        self.rms[self.sites.checksums] = np.nan
         seen = ~np.isnan(self.rms)
         moved = np.concatenate((self.past_rms[:, 1:], self.rms[:, None]), 1)
         self._all_rms[at[seen]] = moved[seen]

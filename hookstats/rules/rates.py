@@ -187,7 +187,7 @@ class Clipping(ScalarRule):
             key = (GRADIENT_NORM, SCALAR)
             yield self.about(key, step, None, says, bound, severity="note", advice=helps)
         if norm is None or len(last) < 16 or norm <= self.factor * max(last):
-            return  # as a rule
+            return  # as in most steps
         past = np.array(last)
         if not np.isfinite(past).all():
             return
@@ -343,7 +343,7 @@ def _better_rate(weight: str, ratio: float, history: History) -> str:
     """What helps where steps change weights by `ratio` of their rms."""
     setup = history.setup
     group = next((w.group for w in setup.weights if w.name == weight), None) if setup else None
-    if not any(past[-1] for past in _rates(history)):
+    if not any(past[-1] for past in rates_of(history)):
         return "raise the learning rate: it is 0"
     if setup is None or group is None or not ratio > 0:
         return ""
@@ -392,14 +392,14 @@ def _size(group: Group, gradient: float) -> float:
 
 def _has_faded(history: History) -> bool:
     """Whether a learning rate is next to nothing beside its greatest: `LearningRate` tells."""
-    return any(past[-1] < 1e-3 * max(past) for past in _rates(history))
+    return any(past[-1] < 1e-3 * max(past) for past in rates_of(history))
 
 
 def _grows(history: History) -> bool:
     """Whether a learning rate is in its warm-up."""
-    return any(len(past) > 1 and past[-1] > past[-2] for past in _rates(history))
+    return any(len(past) > 1 and past[-1] > past[-2] for past in rates_of(history))
 
 
-def _rates(history: History) -> list[list[float]]:
+def rates_of(history: History) -> list[list[float]]:
     """Of each parameter group: the learning rate, step by step."""
     return [past for name, past in history.scalars.items() if name.startswith(RATE) and past]

@@ -66,7 +66,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """In this context, whatever error a file system has of its own is an OSError with the URL."""
+    """In this context, any error of a file system is an OSError with the URL."""
     try:
         yield
     except (OSError, ValueError, ImportError, MemoryError):
@@ -97,7 +97,7 @@ def is_taken(url: str) -> bool:
 
 def directory_for(url: str, rank: int, *, append: bool, overwrite: bool) -> Path:
     """The local directory of a run that a rank is to write to a URL. For a run that is to be
-    continued, files that are at the URL alone are downloaded.
+    continued, files that only the URL has are downloaded.
 
     Raises:
         FileExistsError: the rank has written a run there, which is neither continued nor replaced.

@@ -54,7 +54,7 @@ def open_run(
 
     Args:
         path: the directory, or a URL that fsspec takes, such as "s3://bucket/runs/a": its files are
-            downloaded below ~/.cache/hookstats, or HOOKSTATS_CACHE, those that changed alone.
+            downloaded below ~/.cache/hookstats, or HOOKSTATS_CACHE, only the files that changed.
         skip_damaged: leave out parts that are damaged, with one RuntimeWarning each; by default
             a call that needs a damaged part raises a ValueError that names the part.
         grad_scale: a factor for the gradients of modules' tensors, to compare several runs. None:

@@ -68,7 +68,7 @@ class LossGraphs:
         before, at = self._seen.get(name, (None, -1))
         is_again = before == outline
         if at == step or (is_again and looks > 1):
-            return  # as a rule
+            return  # as in most steps
         self._looks[name] = looks = looks + 1 if is_again else 1 + max(looks, 0)
         self._seen[name] = outline, step
         nodes, is_complete = self._walk(loss)
