@@ -1,4 +1,4 @@
-"""ls: list the runs in a directory: their steps, last losses and incidents.
+"""ls: list the runs in a directory or at a URL: their steps, last losses and incidents.
 
 Directories inside are searched, too. The loss is the last value of "loss", or of another number
 with "loss" in its name, of the training rather than of an evaluation. The newest runs come last.
@@ -6,6 +6,7 @@ with "loss" in its name, of the training rather than of an evaluation. The newes
 examples:
   hookstats ls                      lists the runs below this directory
   hookstats ls runs --sort loss
+  hookstats ls s3://bucket/runs     downloads what is new of each run
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory",
         metavar="DIR",
-        type=Path,
         nargs="?",
-        default=Path(),
+        default="",
         help="where to look for runs (default: this directory)",
     )
     parser.add_argument(
@@ -65,13 +65,14 @@ def run(options: argparse.Namespace) -> int:
     from hookstats.show.grid import print_grid
     from hookstats.show.progress import track
 
-    directory: Path = options.directory
-    if not directory.is_dir():
+    from hookstats.runs.remote import is_url, runs_at
+
+    place: str = options.directory
+    directory = place if is_url(place) else Path(place)
+    if isinstance(directory, Path) and not directory.is_dir():
         raise FileNotFoundError(errno.ENOENT, "expected a directory with runs", str(directory))
-    found = [
-        _described(path, directory, options.rank)
-        for path in track(list(runs_below(directory)), "reading runs")
-    ]
+    paths = list(runs_below(directory)) if isinstance(directory, Path) else runs_at(directory)
+    found = [_described(path, directory, options.rank) for path in track(paths, "reading runs")]
     listed = [one for one in found if one is not None]
     code = 2 if len(listed) < len(found) else 0
     console = stdout()
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _described(path: Path, directory: Path, rank: int | None) -> Listed | None:
+def _described(path: Path | str, directory: Path | str, rank: int | None) -> Listed | None:
     """What there is to say of a run; None, with a line on stderr, where the run cannot be read: one
     broken run hides no others."""
     from hookstats.cli.inputs import open_path
@@ -109,14 +110,15 @@ def runs_below(directory: Path) -> Iterator[Path]:
             inside[:] = sorted(name for name in inside if not name.startswith("."))
 
 
-def describe_run(run: Run, directory: Path) -> Listed:
+def describe_run(run: Run, directory: Path | str) -> Listed:
     """What there is to say of a run.
 
     Raises:
         OSError, ValueError: its files cannot be read.
     """
     steps = run.steps
-    name = str(run.path.relative_to(directory)) if run.path != directory else str(run.path)
+    place = run.url or str(run.path)
+    name = place.removeprefix(str(directory)).strip("/") or place
     return Listed(
         name,
         run.created or "",

@@ -95,6 +95,22 @@ def is_taken(url: str) -> bool:
         return (written(url) / RUN_JSON).exists() or _exists(system, f"{root}/{RUN_JSON}")
 
 
+def runs_at(url: str) -> list[str]:
+    """The URLs of the runs below a URL, itself included.
+
+    Raises:
+        OSError: the URL cannot be reached.
+    """
+    system, root = file_system(url)
+    with reaching(url):
+        system.invalidate_cache()
+        files = system.find(root)
+    inside = sorted(path.removeprefix(root).strip("/") for path in files)
+    base = f"{url.rstrip('/')}/" if root else url
+    found = [base + name.removesuffix(RUN_JSON) for name in inside if Path(name).name == RUN_JSON]
+    return [run.removesuffix("/") for run in found]
+
+
 def directory_for(url: str, rank: int, *, append: bool, overwrite: bool) -> Path:
     """The local directory of a run that a rank is to write to a URL. For a run that is to be
     continued, files that only the URL has are downloaded.

@@ -36,11 +36,30 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rows(directory: Path, *more: str) -> dict[str, list[str]]:
+def rows(directory: Path | str, *more: str) -> dict[str, list[str]]:
     result = call("ls", directory, *more)
     assert (result.code, result.err) == (0, "")
     assert result.words[1] == "run started (UTC) steps step loss incidents state"
     return {words.split()[0]: words.split()[3:] for words in result.words[2:]}
+
+
+@pytest.mark.parametrize("url", ["memory://", "memory://here", "memory://here/deep/one"])
+def test_runs_at_a_url(url: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("HOOKSTATS_CACHE", str(runs / "cache"))
+    memory = fsspec.filesystem("memory")
+    memory.put(str(runs / "deep"), "/here/deep", recursive=True)
+    memory.put(str(runs / "sick"), "/here/sick", recursive=True)
+    monkeypatch.chdir(runs)
+    try:
+        found = {name.removeprefix("here/"): words for name, words in rows(url).items()}
+    finally:
+        memory.rm("/here", recursive=True)
+    if url.endswith("one"):
+        assert list(found) == [url]
+    else:
+        local = rows(Path())
+        assert found == {name: local[name] for name in ("sick", "deep/one")}
 
 
 def test_runs_are_listed_with_steps_losses_and_incidents(runs: Path) -> None:

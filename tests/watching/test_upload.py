@@ -268,7 +268,7 @@ for step in range(3):
 """  # Which never closes the watch: the end of the interpreter does.
 
 
-@pytest.mark.full  # needs what neither `make test` nor `make check` installs
+@pytest.mark.check  # needs what `make test` does not install
 def test_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = pytest.importorskip("moto.server")
     s3fs = pytest.importorskip("s3fs")
