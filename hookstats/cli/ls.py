@@ -62,16 +62,16 @@ class Listed(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     from hookstats.cli.output import stdout
+    from hookstats.runs.remote import is_url, runs_at
     from hookstats.show.grid import print_grid
     from hookstats.show.progress import track
-
-    from hookstats.runs.remote import is_url, runs_at
 
     place: str = options.directory
     directory = place if is_url(place) else Path(place)
     if isinstance(directory, Path) and not directory.is_dir():
         raise FileNotFoundError(errno.ENOENT, "expected a directory with runs", str(directory))
-    paths = list(runs_below(directory)) if isinstance(directory, Path) else runs_at(directory)
+    paths: list[Path | str]
+    paths = [*runs_below(directory)] if isinstance(directory, Path) else [*runs_at(directory)]
     found = [_described(path, directory, options.rank) for path in track(paths, "reading runs")]
     listed = [one for one in found if one is not None]
     code = 2 if len(listed) < len(found) else 0
