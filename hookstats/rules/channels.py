@@ -13,7 +13,6 @@ from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.rules.history import Flags, History, Sites
 from hookstats.rules.rule import Rule, at_least, fraction
-from hookstats.stats.merge import reduce_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,7 @@ class DeadChannels(Rule):
             return
         channels = history.sites.channels
         counts, dead_channels = (
-            reduce_runs(np.add, flags.astype(np.int64), record.offsets, 0)
+            np.diff(np.searchsorted(np.flatnonzero(flags), record.offsets))
             for flags in (found, history.dead)
         )
         many = counts >= np.maximum(4, self.share * channels)

@@ -20,7 +20,7 @@ from hookstats.rules.past_inputs import PastInputs, SeenInputs
 from hookstats.rules.setup import Setup
 from hookstats.rules.sums import Sums
 from hookstats.stats.channel_stats import ChannelStats
-from hookstats.stats.derived import columns_of, dead, rms
+from hookstats.stats.derived import columns_of, rms
 from hookstats.stats.state import COUNT
 
 Flags = NDArray[np.bool_]
@@ -146,6 +146,12 @@ class History:
         """The sites of outputs by the type of their module, where the setup knows it."""
         self.sums = Sums()
         """The gradients of biases, and what they should be."""
+        self.shows_entropy = False
+        """Whether this step's loss is the cross-entropy of the last output's softmax.
+
+        The gradient of such a loss is the difference of two distributions over the channels, what
+        is predicted less the targets: its sum over the channels is zero.
+        """
         self.targets = SeenTargets()
         """In how many steps the targets were of several classes, and of one."""
         self.graphs: dict[str, Graph] = {}
@@ -190,16 +196,14 @@ class History:
         """float64 [S]: calls merged into each site in this step, by their mean in the steps before;
         NaN in the first step of a site."""
         self.dead: Flags
-        """bool [R]: whether each channel is dead in this step, see `insight.dead`."""
+        """bool [R]: whether each channel of an input or output is dead in this step, see
+        `stats.derived.dead`."""
         self.dead_steps: Int64
         """int64 [R]: for how many steps in a row each channel has been dead, with this one."""
         self.dead_values: Int64
         """int64 [R]: how many zeros the channel had in these steps."""
         self.dead_since: Int64
         """int64 [R]: the number of the first of these steps."""
-        self.lived: Int64
-        """int64 [R]: in how many steps, all before these, fewer than 9 of 10 values were zero; -1
-        where there were other steps, too."""
         self._record: StepRecord
         self._inputs = PastInputs()
         self._known: dict[Key, int] = {}
@@ -207,10 +211,11 @@ class History:
         self._at = np.zeros(0, np.intp)  # where the sites are in what follows
         self._rows: NDArray[np.intp] | slice = slice(0)  # where the rows are
         self._width = 0  # how many these are
+        self._of_values = np.empty(0, bool)  # bool [R]: whether they are of inputs or outputs
         self._all_rms = np.empty((0, WINDOW))
         self._all_start = np.empty((0, 1))
         self._all_seen = np.zeros((0, 3), np.int64)  # in how many steps, when last, calls
-        self._all_dead = np.zeros((0, 4), np.int64)  # steps, values, since, lived
+        self._all_dead = np.zeros((3, 0), np.int64)  # steps, values, since
 
     @property
     def tensors(self) -> ChannelStats:
@@ -310,32 +315,29 @@ class History:
             self._push_dead()
             self.inputs = self._inputs.push(record, self.sites.kinds)
             self.sums.push(self.channels)
-        if self.last_gradient is not None:
-            rows = slice(*record.offsets[self.last_gradient : self.last_gradient + 2])
-            several, alike, one, entropies = self.targets
-            if entropies < _KNOWN:
-                entropies = entropies + 1 if self.shows_entropy() else 0
-            negative = np.flatnonzero(self.channels("min")[rows] < 0).tolist()
-            if len(negative) == 1 or (alike and not negative):
-                channel = negative[0] if negative else one
-                self.targets = SeenTargets(several, alike + 1, channel, entropies)
-            else:
-                self.targets = SeenTargets(several + 1 if not alike else 1, entropies=entropies)
+            self._push_targets(record)
 
-    def shows_entropy(self) -> bool:
-        """Whether this step's loss is the cross-entropy of the last output's softmax.
-
-        The gradient of such a loss is the difference of two distributions over the channels, what
-        is predicted less the targets: its sum over the channels is zero.
-        """
-        site = self.last_gradient
-        if site is None or self.sites.sites[site].channels < 2:
-            return False
-        rows = slice(*self._record.offsets[site : site + 2])
-        mean, count, l1 = (self.channels(name)[rows] for name in ("mean", "count", "l1"))
+    def _push_targets(self, record: StepRecord) -> None:
+        self.shows_entropy = False
+        if self.last_gradient is None:
+            return
+        rows = slice(*record.offsets[self.last_gradient : self.last_gradient + 2])
+        mean, count, l1, least = (
+            self.channels(name)[rows] for name in ("mean", "count", "l1", "min")
+        )
         magnitude = float(l1.sum())
         total = float((mean * count).sum()) if count.all() else math.inf
-        return magnitude > 0 and abs(total) <= _ROUNDING * magnitude
+        has_sum = magnitude > 0 and abs(total) <= _ROUNDING * magnitude
+        self.shows_entropy = has_sum and len(mean) > 1
+        several, alike, one, entropies = self.targets
+        if entropies < _KNOWN:
+            entropies = entropies + 1 if self.shows_entropy else 0
+        negative = np.flatnonzero(least < 0).tolist()
+        if len(negative) == 1 or (alike and not negative):
+            channel = negative[0] if negative else one
+            self.targets = SeenTargets(several, alike + 1, channel, entropies)
+        else:
+            self.targets = SeenTargets(several + 1 if not alike else 1, entropies=entropies)
 
     def _push_tensors(self, record: StepRecord) -> None:
         column, at = self.columns, self._at
@@ -359,18 +361,17 @@ class History:
 
     def _push_dead(self) -> None:
         count = self.channels("count")
-        self.dead = dead(self.channels)
-        zeros = self.channels("zero")
-        lasts = zeros == count  # nothing is known of channels without values
-        steps, values, since, lived = self._all_dead[self._rows].T
-        since = np.where(steps > 0, since, self.step)
-        is_gone = (lived < 0) | ((steps > 0) | (10 * zeros >= 9 * count)) & ~lasts
-        self.lived = np.where(is_gone, -1, lived + ~lasts)
-        self.dead_steps, self.dead_values = (steps + self.dead) * lasts, (values + count) * lasts
-        self.dead_since = since
-        self._all_dead[self._rows] = np.stack(
-            (self.dead_steps, self.dead_values, since, self.lived), 1
-        )
+        lasts = self._of_values & (self.channels("zero") == count)
+        # Few channels are dead, and few were: the others keep their zeros.
+        found = np.flatnonzero(lasts | (self._all_dead[0, self._rows] > 0))
+        places = found if isinstance(self._rows, slice) else self._rows[found]
+        steps, values, since = self._all_dead[:, places]
+        lasts, count = lasts[found], count[found]  # nothing is known of channels without values
+        is_dead, since = lasts & (count > 0), np.where(steps > 0, since, self.step)
+        self._all_dead[:, places] = np.stack((steps + is_dead, values + count, since)) * lasts
+        self.dead_steps, self.dead_values, self.dead_since = self._all_dead[:, self._rows]
+        self.dead = np.zeros(self._width, bool)
+        self.dead[found] = is_dead
 
     def _place(self, record: StepRecord) -> None:
         """Find where the sites of `record` are, and make room for those that are new."""
@@ -389,7 +390,7 @@ class History:
             self.sites, record.offsets, {} if self.setup is None else self.setup.modules
         )
         at, rows = [], [np.empty(0, np.intp)]
-        width = len(self._all_dead)
+        width = self._all_dead.shape[1]
         for site, channels in zip(record.sites, np.diff(record.offsets).tolist(), strict=True):
             at.append(self._known.setdefault((site.name, site.kind), len(self._known)))
             row = self._first_rows.setdefault((site.name, site.kind, channels), width)
@@ -401,7 +402,9 @@ class History:
         self._all_rms = _longer(self._all_rms, len(self._known), np.nan)
         self._all_start = _longer(self._all_start, len(self._known), np.nan)
         self._all_seen = _longer(self._all_seen, len(self._known), 0)
-        self._all_dead = _longer(self._all_dead, width, 0)
+        self._all_dead = _longer(self._all_dead.T, width, 0).T.copy()
+        of_values = self.sites.of_kind("output") | self.sites.of_kind("input")
+        self._of_values = np.repeat(of_values, np.diff(record.offsets))
 
 
 def _longer(values: NDArray[Any], length: int, fill: float) -> NDArray[Any]:

@@ -67,7 +67,7 @@ class Inputs(Rule):
                 return
         rows = slice(*record.offsets[site : site + 2])
         gone = (history.dead_steps[rows] >= self.lost) & (history.dead_values[rows] >= 1024)
-        gone &= history.lived[rows] >= 20
+        gone &= past.lived >= 20
         if gone.any() and not history.dead[rows].all():
             first = int(gone.argmax())
             says = (

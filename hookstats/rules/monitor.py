@@ -184,7 +184,7 @@ class Monitor:
 
     def _is_due(self, record: StepRecord) -> bool:
         """Whether to look at the tensors of a record."""
-        is_bad = bool(record.tallies[:, [NAN, POSINF, NEGINF]].any())
+        is_bad = bool(record.tensors.tallies[[NAN, POSINF, NEGINF]].any())
         self._bad_steps = self._bad_steps + 1 if is_bad else 0
         now = time.monotonic()
         few = self._history.pushed < FIRST or 0 < self._bad_steps <= 4

@@ -11,9 +11,9 @@ import numpy as np
 
 from hookstats.records.keys import Key, Kind
 from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.sparse import Float64
+from hookstats.records.sparse import Float64, Int64
 from hookstats.stats.derived import columns_of
-from hookstats.stats.state import COUNT
+from hookstats.stats.state import COUNT, ZERO
 
 _BATCHES = 16
 """How many batches are compared with the newest one, to find the same batch again."""
@@ -49,6 +49,9 @@ class SeenInputs:
     """The first output, in this step, in which each channel is constant; None without one."""
     constant: int = 0
     """How many steps in a row, with this one, had one."""
+    lived: Int64 = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
+    """int64 [C]: in how many steps, all before those in which it is dead, a channel had fewer than
+    9 zeros of 10 values; -1 where there were other steps, too."""
     sizes: Sequence[float] = field(default=(), repr=False)
     """The numbers of values of the steps before, oldest first, 64 at most."""
 
@@ -62,6 +65,7 @@ class PastInputs:
         """Of the input that was looked at last."""
         self._average: Float64 | None = None
         self._batches: list[bytes] = []
+        self._was_dead = np.empty(0, bool)
 
     def push(self, record: StepRecord, kinds: Sequence[Kind]) -> SeenInputs:
         """Add a step; what was seen in it. kinds: of the sites."""
@@ -99,6 +103,7 @@ class PastInputs:
             far=seen.far + 1 if distance > limit else 0,
             repeated=repeated,
             varied=varied,
+            lived=self._lived(record, site, seen.lived),
             sizes=_kept(seen.sizes, size),
         )
 
@@ -108,6 +113,19 @@ class PastInputs:
         is_known = batch in self._batches
         self._batches = [*self._batches, batch][-_BATCHES:]
         return is_known
+
+    def _lived(self, record: StepRecord, site: int, before: Int64) -> Int64:
+        zeros, count = (
+            record.tallies[slice(*record.offsets[site : site + 2]), column]
+            for column in (ZERO, COUNT)
+        )
+        if len(before) != len(count):
+            before, self._was_dead = np.zeros(len(count), np.int64), np.zeros(len(count), bool)
+        lasts = zeros == count  # nothing is known of channels without values
+        is_other = (before < 0) | ((self._was_dead | (10 * zeros >= 9 * count)) & ~lasts)
+        self._was_dead = lasts & (self._was_dead | (count > 0))
+        lived: Int64 = np.where(is_other, -1, before + ~lasts)
+        return lived
 
     def _distance(self, record: StepRecord, site: int, known: int) -> float:
         if record.bins is None:

@@ -52,7 +52,7 @@ class Logits(Rule):
             return
         # Scores of each of n for each of n others are those of attention.
         is_square = history.columns("count")[history.last_output] == info.channels**2
-        if not is_square and history.shows_entropy():
+        if not is_square and history.shows_entropy:
             says = f"comes from a {kind}, and the loss takes its softmax: give it what comes before"
             yield self.alert(record, history.last_output, says, info.channels)
 
@@ -100,7 +100,7 @@ class Targets(Rule):
         if site is None or record.sites[site].channels < 3:
             return
         # A model that is sure of all targets but one shows that one, too.
-        if not (history.shows_entropy() or (seen.is_entropy and not seen.several)):
+        if not (history.shows_entropy or (seen.is_entropy and not seen.several)):
             return
         rows = slice(*record.offsets[site : site + 2])
         many = int(record.tallies[rows, COUNT].min())
