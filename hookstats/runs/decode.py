@@ -1,8 +1,7 @@
-"""Decoding: rows of a part as the tables of records; every value that is read is checked."""
+"""Decoding: rows of a part as the tables of records."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,14 +12,11 @@ from hookstats.records.layout import Cut, Layout, parse_meshes, parse_placements
 from hookstats.records.record import SiteInfo, Table
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.runs.format import HISTOGRAM, LAYOUT, STATISTICS, require_pyarrow
-from hookstats.stats.bins import Bins
 from hookstats.stats.merge import offsets_of
 from hookstats.stats.state import MOMENTS, TALLIES
 
 DESCRIBED = ("site", "kind", "channel_dim", "channels", "shape", "dtype", *LAYOUT)
 """The columns of `TENSORS` that say what a site is."""
-
-_COUNTS = {"channels", "observed", "channel", *TALLIES}
 
 
 def numbers(column: Any, *, nulls: bool = True) -> NDArray[Any]:
@@ -41,8 +37,7 @@ def numbers(column: Any, *, nulls: bool = True) -> NDArray[Any]:
 
 
 def decode(table: Any) -> Table:
-    """The statistics in rows of either table, which have `STATISTICS` and `HISTOGRAM`, and were
-    checked by `check_values`."""
+    """The statistics in rows of either table, which have `STATISTICS` and `HISTOGRAM`."""
     columns = {name: numbers(table.column(name), nulls=False) for name in STATISTICS}
     slots, counts = (one_chunk(table.column(name)) for name in HISTOGRAM)
     return Table(
@@ -50,48 +45,6 @@ def decode(table: Any) -> Table:
         np.stack([columns[name] for name in TALLIES]),
         SparseCounts(list_offsets(slots), list_values(slots), list_values(counts)),
     )
-
-
-def check_values(table: Any, bins: Bins | None) -> None:
-    """Raise a ValueError if columns cannot be what was recorded: counts are not negative, slots
-    ascend and exist."""
-    names = set(table.column_names)
-    for name in _COUNTS & names:
-        values = numbers(table.column(name), nulls=False)
-        if (values < 0).any():
-            raise ValueError(f"its column {name!r} has {values.min()}, expected 0 or more")
-    if not names.issuperset(HISTOGRAM):
-        return
-    slots, counts = (one_chunk(table.column(name)) for name in HISTOGRAM)
-    offsets, values = list_offsets(slots), list_values(slots)
-    if not np.array_equal(offsets, list_offsets(counts)):
-        raise ValueError("its column 'hist_slots' has lists of other lengths than its counts")
-    if not len(values):
-        return
-    if bins is None:
-        raise ValueError("its column 'hist_slots' has slots, but the run has no such histograms")
-    if values.min() < 0 or values.max() >= bins.slots:
-        raise ValueError(
-            f"its column 'hist_slots' has slots in {values.min()}..{values.max()}, "
-            f"expected 0..{bins.slots - 1}"
-        )
-    if (list_values(counts) <= 0).any():
-        raise ValueError("its column 'hist_counts' has counts that are not greater than 0")
-    ascending = np.diff(values) > 0
-    inner = offsets[1:-1]
-    ascending[inner[(inner > 0) & (inner < len(values))] - 1] = True
-    if not ascending.all():
-        raise ValueError("its column 'hist_slots' has slots that do not ascend")
-
-
-def check_rows(table: Any, records: Sequence[tuple[int, int]], rank: int) -> None:
-    """Raise a ValueError if the rows of a part are not those of these records, (step, rows)."""
-    steps = np.array([step for step, _ in records], np.int64)
-    expected = np.repeat(steps, [rows for _, rows in records])
-    if not np.array_equal(numbers(table.column("step")), expected):
-        raise ValueError("its column 'step' contradicts the steps that its footer lists")
-    if (numbers(table.column("rank")) != rank).any():
-        raise ValueError(f"its column 'rank' is not {rank} throughout, as its name says")
 
 
 Texts = dict[str, tuple[Any, list[Any]]]
@@ -142,15 +95,10 @@ def _layout(
     """Mostly one of few, each of which is one object."""
     if placements is None:
         return None
-    meshes, parts = parse_meshes(mesh or ""), parse_placements(placements)
-    if len(parts) != sum(len(one.axes) for one in meshes):
-        raise ValueError(f"placements = {placements!r}: expected one per dimension of {mesh!r}")
-    if shards is not None and len(shards) % len(Cut._fields):
-        raise ValueError(f"shards = {list(shards)}: expected five numbers per cut")
     cuts = None
     if shards is not None:
         cuts = tuple(Cut(*shards[i : i + 5]) for i in range(0, len(shards), 5))
-    return Layout(meshes, parts, shape, cuts)
+    return Layout(parse_meshes(mesh or ""), parse_placements(placements), shape, cuts)
 
 
 def one_chunk(column: Any) -> Any:

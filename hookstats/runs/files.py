@@ -54,8 +54,8 @@ class RunDirectory:
         file to `name`.
 
         The temporary name has the `rank` of the writer, so that the rank can remove what a kill
-        leaves. With `new`, a name that is taken is a FileExistsError, even if another process takes
-        the name at the same time. Errors are also those of `check`.
+        leaves. With `new`, a name that is taken is a FileExistsError. Errors are also those of
+        `check`.
         """
         path = self.path / name
         temporary = path.with_name(f".{rank:05d}.{path.name}.{uuid4().hex[:8]}.tmp")
@@ -66,10 +66,9 @@ class RunDirectory:
                 os.fsync(file.fileno())
             # A directory that takes the place later does not have the temporary file.
             self.check()
-            if new:
-                _link(temporary, path)
-            else:
-                temporary.replace(path)
+            if new and path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            temporary.replace(path)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
@@ -77,32 +76,12 @@ class RunDirectory:
         _sync_directory(path.parent)
 
 
-def _link(temporary: Path, path: Path) -> None:
-    """Rename to a name that must be free."""
-    try:
-        path.hardlink_to(temporary)
-    except OSError as error:
-        if path.exists():
-            # NFS may say so of a link that it made.
-            if not path.samefile(temporary):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        elif isinstance(error, FileExistsError):
-            raise
-        else:  # a file system without hard links
-            temporary.replace(path)
-            return
-    temporary.unlink()
-
-
 def _sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):  # some file systems do it by themselves
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems do it unasked
             raise
     finally:
         os.close(descriptor)

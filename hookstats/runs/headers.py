@@ -22,16 +22,6 @@ from hookstats.stats.printable import printable
 
 _MAY_DIFFER = ("torch", "every", "channels", "budget", "grad_scale", "setup", "rules")
 _BINS = ("bins", "channel_bins")
-_TEXTS = ("created", "closed", "hookstats")
-_HEADER = {
-    "model": str,
-    "modules": dict,
-    "parameters": dict,
-    "kinds": list,
-    "every": int,
-    "torch": str,
-}
-"""The types of the entries of a header that are read; all are optional."""
 
 
 def new_run_json() -> dict[str, Any]:
@@ -121,7 +111,8 @@ def read_rank_json(run: Path, rank: int) -> dict[str, Any]:
         check_format(path, own)
         if own.get("rank") != rank:
             raise ValueError(f"it belongs to rank {own.get('rank')!r}")
-        _check_rank(own)
+        for name in _BINS:
+            bins_of(own["header"], name)
         return own
 
 
@@ -180,29 +171,6 @@ def _sum(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         elif mine is None:
             united[key] = value
     return united
-
-
-def _check_rank(content: dict[str, Any]) -> None:
-    """Raise a ValueError or LookupError if what a rank says of itself is not what it should be."""
-    header, coverage = content["header"], content["coverage"]
-    if not isinstance(header, dict):
-        raise ValueError(f"header = {header!r}: expected an object")
-    if not isinstance(coverage, (dict, type(None))):
-        raise ValueError(f"coverage = {coverage!r}: expected an object or null")
-    steps = (coverage or {}).get("steps", 0)
-    if not isinstance(steps, int):
-        raise ValueError(f"coverage.steps = {steps!r}: expected an int")
-    for name in _TEXTS:
-        if not isinstance(content.get(name), (str, type(None))):
-            raise ValueError(f"{name} = {content[name]!r}: expected a string or null")
-    for name, expected in _HEADER.items():
-        value = header.get(name)
-        if value is not None and not isinstance(value, expected):
-            raise ValueError(f"header.{name} = {value!r}: expected a {expected.__name__}")
-    if not isinstance(content.get("earlier", []), list):
-        raise ValueError(f"earlier = {content['earlier']!r}: expected a list")
-    for name in _BINS:
-        bins_of(header, name)
 
 
 def bins_of(header: Mapping[str, Any], name: str) -> Bins | None:

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -26,15 +25,11 @@ from hookstats.runs.format import (
     require_pyarrow,
     schema_of,
 )
-from hookstats.stats.arguments import check_integer
 
 PLACEHOLDER = b"01234567"
 """The digits of the checksum until `seal`."""
 _TAIL = 8  # bytes after the footer: its length, and "PAR1"
 _LARGE = 1 << 17  # rows * columns from which on several threads decode
-
-REASONS = ("disk", "stall", "error", "interrupted")
-"""Why steps are lost: the disk took no more, the training would have waited, something failed."""
 
 
 class Footer(NamedTuple):
@@ -148,9 +143,12 @@ class PartFile:
         about = json.loads(entries[PART_KEY])
         check_format(self._path, about)
         self._check_sum(entries.get(SUM_KEY))
-        _check_schema(self._file.schema_arrow, schema_of(self._folder))
         groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        return _parsed(about, part, groups)
+        if about["rank"] != part.rank:
+            raise ValueError(f"it belongs to rank {about['rank']}")
+        gaps = {step: str(reason) for step, reason in about.get("gaps", ())}
+        scale = check_grad_scale(about.get("grad_scale"))
+        return Footer([*map(tuple, about["records"])], about["written"], groups, gaps, scale)
 
     def _check_sum(self, expected: bytes | None) -> None:
         size = self._source.size()
@@ -179,38 +177,3 @@ class PartFile:
                 field = schema_of(self._folder).field(name)
                 table = table.append_column(field, pa.nulls(table.num_rows, field.type))
         return table.select(list(columns)).unify_dictionaries().combine_chunks()
-
-
-def _check_schema(stored: Any, expected: Any) -> None:
-    """Raise a ValueError unless the Arrow schema `stored` has all fields that are expected."""
-    names = set(stored.names)
-    for field in expected:
-        if field.name in names:
-            found = stored.field(field.name)
-            if not found.equals(field):
-                raise ValueError(f"its column {field.name!r} is {found}, expected {field}")
-        elif not field.nullable:
-            raise ValueError(f"it has no column {field.name!r}")
-
-
-def _parsed(about: Mapping[str, Any], part: PartName, groups: list[int]) -> Footer:
-    """The footer that the metadata `about` describe.
-
-    Raises:
-        ValueError: an entry is missing, or contradicts another, the name or the row groups.
-    """
-    if check_integer("rank", about.get("rank"), 0) != part.rank:
-        raise ValueError(f"it belongs to rank {about['rank']}")
-    records = [
-        (check_integer("records", step, 0, 2**63 - 1), check_integer("records", rows, 0))
-        for step, rows in about["records"]
-    ]
-    steps = [step for step, _ in records]
-    if steps != sorted(set(steps)):
-        raise ValueError(f"its records have the steps {steps}: expected ascending steps")
-    starts = set(accumulate((rows for _, rows in records), initial=0))
-    if sum(groups) != max(starts) or not starts.issuperset(accumulate(groups)):
-        raise ValueError(f"its row groups have {groups} rows, but its records {records}")
-    gaps = {check_integer("gaps", step, 0): str(reason) for step, reason in about.get("gaps", ())}
-    written = check_integer("written", about.get("written"), 0)
-    return Footer(records, written, groups, gaps, check_grad_scale(about.get("grad_scale")))

@@ -142,7 +142,7 @@ class PartWriter:
         return True
 
     def skip(self, step: int, reason: str) -> None:
-        """Note that `step` was due and is lost; the reason is one of `part_file.REASONS`."""
+        """Note that `step` was due and is lost; see docs/format.md for reasons."""
         if step > self._before:
             self._gaps[step] = reason
 

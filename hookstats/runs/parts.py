@@ -17,8 +17,6 @@ from hookstats.records.scaled import scaled
 from hookstats.runs.decode import (
     DESCRIBED,
     Texts,
-    check_rows,
-    check_values,
     decode,
     numbers,
     sites_of,
@@ -38,8 +36,8 @@ from hookstats.runs.remote import Copy
 from hookstats.stats.bins import Bins
 
 _COLUMNS = {
-    TENSORS: ("step", "rank", "observed", "dead", *DESCRIBED, *STATISTICS, *HISTOGRAM),
-    CHANNELS: ("step", "rank", *STATISTICS, *HISTOGRAM),
+    TENSORS: ("observed", "dead", *DESCRIBED, *STATISTICS, *HISTOGRAM),
+    CHANNELS: (*STATISTICS, *HISTOGRAM),
 }
 """What a record has of each table."""
 _GROUPS = 4
@@ -252,14 +250,9 @@ class Parts:
         footer = self.cache.footers[key]
 
         def read() -> Any:
-            columns = _COLUMNS[folder]
             with open_part(self.run, name, folder) as file:
                 group = [where.group] if where.group < len(footer.groups) else []
-                table = file.read(columns, group)
-                first = sum(footer.groups[: where.group])
-                check_rows(table, _between(footer, first, first + table.num_rows), name.rank)
-                check_values(table, self.bins_of(folder))
-                return table
+                return file.read(_COLUMNS[folder], group)
 
         table = self.cache.group((*key, where.group), read)
         return table.slice(where.first - sum(footer.groups[: where.group]), where.rows)
@@ -297,19 +290,10 @@ class Parts:
         self, folder: str, name: PartName, places: Sequence[Where], columns: Sequence[str]
     ) -> Any:
         """Some columns of the rows of some records of a part."""
-        footer = self.cache.footers[folder, name]
-        needed = [*dict.fromkeys(("step", "rank", *columns))]
         with open_part(self.run, name, folder) as file:
-            table = file.read(needed)
-            check_rows(table, footer.records, name.rank)
-            check_values(table, self.bins_of(folder))
-        table = table.select(list(columns))
+            table = file.read(columns)
         valid = is_valid(places, table.num_rows)
         return table if valid.all() else table.filter(valid)
-
-    def bins_of(self, folder: str) -> Bins | None:
-        """The bins of the histograms in a directory."""
-        return self.bins if folder == TENSORS else self.channel_bins
 
     def places(self, folder: str) -> dict[PartName, list[Where]]:
         """The valid records of a directory, by part and in order of writing."""
@@ -349,13 +333,3 @@ def is_valid(places: Sequence[Where], rows: int) -> NDArray[np.bool_]:
     for where in places:
         valid[where.first : where.first + where.rows] = True
     return valid
-
-
-def _between(footer: Footer, first: int, end: int) -> list[tuple[int, int]]:
-    """The records whose rows are between two rows of a part."""
-    found, start = [], 0
-    for step, rows in footer.records:
-        if first <= start and start + rows <= end:
-            found.append((step, rows))
-        start += rows
-    return found

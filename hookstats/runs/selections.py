@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hookstats.records.keys import InOrder, Key, finder, hint
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64, SparseCounts
-from hookstats.runs.decode import check_values, list_offsets, list_values, numbers, one_chunk
+from hookstats.runs.decode import list_offsets, list_values, numbers, one_chunk
 from hookstats.runs.format import HISTOGRAM, TENSORS, PartName
 from hookstats.runs.merged import MergedRecords
 from hookstats.runs.part_file import open_part
@@ -120,7 +120,6 @@ class Selection:
         try:
             with open_part(self._parts.run, name, folder) as file:
                 table = file.read(columns)
-                check_values(table, self._parts.bins_of(folder))
                 return table, np.flatnonzero(is_valid(self._places[name], table.num_rows))[rows]
         except FileNotFoundError as error:
             raise FileNotFoundError(

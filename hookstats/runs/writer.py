@@ -11,7 +11,6 @@ import errno
 import math
 import os
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -107,8 +106,7 @@ class RunWriter:
         FileExistsError: `out` holds another run, or anything else, or another writer is at work.
         OSError: `out` cannot be made or written; NotADirectoryError where it is a file.
         ValueError: `out` is no path; JSON cannot represent the header, the header differs from that
-            of the run to continue, or the latter is damaged; a bad rank, max_bytes,
-            seconds_per_part, bytes_per_part, bytes_per_group or seconds_per_retry.
+            of the run to continue, or the latter is damaged.
         ImportError: pyarrow is not installed.
     """
 
@@ -130,9 +128,6 @@ class RunWriter:
         bytes_per_group: int = 4 << 20,
         seconds_per_retry: float = 1.0,
     ) -> None:
-        seconds = {"seconds_per_part": seconds_per_part, "seconds_per_retry": seconds_per_retry}
-        sizes = {"bytes_per_part": bytes_per_part, "bytes_per_group": bytes_per_group}
-        _check_arguments(rank, max_bytes, seconds, sizes)
         # Its first array imports pandas, where that is: half a second, not beside the first step.
         require_pyarrow().array([])
         self._out = check_path("out", out)
@@ -371,7 +366,7 @@ class RunWriter:
         self.flush_if_due()
 
     def skip(self, step: int, reason: str) -> None:
-        """Note that `step` was due and is lost; the reason is one of `part_file.REASONS`."""
+        """Note that `step` was due and is lost; see docs/format.md for reasons."""
         self._records.skip(step, reason)
 
     def write_scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
@@ -471,21 +466,3 @@ class RunWriter:
 
     def _write_json(self, name: str, what: str, content: Mapping[str, Any]) -> None:
         self._directory.write(name, to_json(what, content), self.rank)
-
-
-def _check_arguments(
-    rank: int,
-    max_bytes: int | None,
-    seconds: Mapping[str, float],
-    sizes: Mapping[str, int],
-) -> None:
-    if rank < 0:
-        raise ValueError(f"rank = {rank}: expected 0 or more")
-    if max_bytes is not None and not max_bytes >= 1:
-        raise ValueError(f"max_bytes = {max_bytes}: expected 1 or more, or None")
-    for name, value in seconds.items():
-        if not 0 <= value <= threading.TIMEOUT_MAX:
-            raise ValueError(f"{name} = {value}: expected 0 or more, finite")
-    for name, size in sizes.items():
-        if not size >= 1:
-            raise ValueError(f"{name} = {size}: expected 1 or more")

@@ -40,8 +40,6 @@ def damage_part(part: Path, damage: str) -> None:
             pq.write_table(pa.table({"step": [0]}), part)
         case "other rows":
             pq.write_table(table.slice(1).replace_schema_metadata(about), part)
-        case "other columns":
-            pq.write_table(table.drop(["mean"]).replace_schema_metadata(about), part)
         case "other rank":
             other = json.loads(about["hookstats"]) | {"rank": 1}
             metadata = {"hookstats": json.dumps(other)}
@@ -61,7 +59,6 @@ IN_THE_FOOTER = [
     "text",
     "foreign",
     "other rows",
-    "other columns",
     "other rank",
 ]
 

@@ -17,7 +17,6 @@ from support.samples import BINS, CHANNEL_BINS, sample
 from torch import nn
 
 from hookstats import open_run, watch
-from hookstats.runs import files
 from hookstats.runs.writer import RunWriter
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
@@ -96,25 +95,6 @@ def test_a_run_that_takes_the_place_gets_nothing_of_the_one_before(place: Path) 
     run = open_run("a")
     assert run.steps == [7, 8]
     assert run.coverage == {"rows": []}
-
-
-def test_a_link_that_is_made_and_called_there_already_is_made(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on NFS, where the reply to the first request is lost."""
-    link = Path.hardlink_to
-
-    def told_again(path: Path, target: Path) -> None:
-        link(path, target)
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-
-    monkeypatch.setattr(Path, "hardlink_to", told_again)
-    out = writer("a")
-    for step in range(3):
-        out.write(sample(step))
-    out.close()
-    assert open_run("a").steps == [0, 1, 2]
-    assert not [path for path in (place / "a").rglob("*") if files.is_temporary(path.name)]
 
 
 def test_a_directory_that_cannot_be_synced_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
