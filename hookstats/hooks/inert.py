@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
+from weakref import WeakMethod
 
 from torch.utils.hooks import RemovableHandle
 
@@ -44,6 +45,22 @@ def marked(handle: RemovableHandle) -> RemovableHandle:
         if marks is not None and handle.id in marks:
             marks[handle.id] = _Mark()
     return handle
+
+
+def weakly(method: Callable[..., object], keeps: object = None) -> Callable[..., None]:
+    """A function that calls a bound method as long as there is its object.
+
+    keeps: what the function keeps alive.
+    """
+    known = WeakMethod(method)
+
+    def call(*args: object) -> None:
+        found = known()
+        if found is not None:
+            found(*args)
+
+    call.keeps = keeps  # type: ignore[attr-defined]
+    return call
 
 
 class Unique:

@@ -1,6 +1,6 @@
 """What hookstats tells users: warn() of what is wrong, say() what is good to know.
 
-Saying something raises nothing: what cannot be shown, as where stderr is closed, is in `unshown`.
+Saying something raises nothing, also where stderr is closed.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from hookstats.stats.printable import printable
-
-unshown: dict[str, str] = {}
-"""What this process could not show, as an entry of `Coverage.failures`; empty if there is none."""
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
@@ -45,10 +43,8 @@ def say(message: str, who: str = "hookstats") -> None:
 
 
 def _show(by: Callable[[str], object], message: str) -> None:
-    try:
+    with suppress(Exception, SystemExit):
         by(message)
-    except (Exception, SystemExit) as error:
-        unshown.setdefault("showing messages", f"{error_text(error)}; the first was: {message}")
 
 
 def error_text(error: BaseException) -> str:

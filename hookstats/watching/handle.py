@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -19,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from hookstats.buffers.double_buffer import DoubleBuffer, Stuck
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import break_graphs, tidy
-from hookstats.hooks.inert import Unique
+from hookstats.hooks.inert import Unique, weakly
 from hookstats.hooks.masks import Masks
 from hookstats.hooks.observe import Point, listen
 from hookstats.hooks.readable import own_dispatch
@@ -108,7 +107,7 @@ class Watch(Unique):
         self._masks = Masks(buffers, settings.mask)
         self._observers = Observers(buffers, settings, sharding)
         self._log = ScalarLog(partial(_has_begun, self._roots, buffers), recorder.submit_scalars)
-        recorder.before_exit = partial(_close, weakref.ref(self))
+        recorder.before_exit = weakly(self._close_at_exit)
         self._cost = Cost(buffers)
         self._when = Schedule(
             *(settings.every, settings.budget, monitor, buffers),
@@ -119,8 +118,9 @@ class Watch(Unique):
         self._silence = Silence(models, self._observers.gradients)
         self._roots.note_call = self._silence.note_call
         names = {id(parameter): name for name, parameter in selection.parameters.items()}
-        tell = partial(_tell, weakref.ref(self))
-        self._loop = Loop(names, selection.modules, buffers, tell) if monitor.has_rules else None
+        self._loop = None
+        if monitor.has_rules:
+            self._loop = Loop(names, selection.modules, buffers, weakly(self._tell))
         try:
             self._attach(models, with_inputs, selection, optimizers)
         except BaseException:
@@ -149,12 +149,14 @@ class Watch(Unique):
             self._observers.add_parameter(selection, name)
         for optimizer in optimizers:
             self._add_optimizer(optimizer)
-        attach = partial(_attach_point, weakref.ref(self), selection.names())
-        self._handles.append(listen(attach, self._buffers.is_observing))
+        self._points = selection.names()
+        self._handles.append(listen(weakly(self._attach_point), self._buffers.is_observing))
 
-    def attach_point(self, name: str, point: Point) -> None:
-        """Set the hooks of a point of `observe`, at its first call."""
-        self._keep(point, self._observers.attach_point(name, point, self._phases))
+    def _attach_point(self, name: str, point: Point) -> None:
+        """Set the hooks of a point of `observe`, at its first call, if it is chosen."""
+        if self._points.wants(name, point):
+            name += "'" * self._points.has(name, parameters=True)
+            self._keep(point, self._observers.attach_point(name, point, self._phases))
 
     def _keep(self, module: nn.Module, handles: Sequence[RemovableHandle]) -> None:
         """Remove these hooks of a module at the end, and take them off while nothing is due."""
@@ -163,13 +165,14 @@ class Watch(Unique):
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         keeps = self if self._recorder.has_readers else None
-        about = weakref.ref(self), len(self._optimizers), keeps
-        before, then = partial(_steps, *about), partial(_stepped, *about)
-        seen = self._observers
+        number, seen = len(self._optimizers), self._observers
+        before, then = (
+            partial(weakly(method, keeps), number)
+            for method in (self._steps_with, self._stepped_by)
+        )
         sample = None
         if "param_grad" in self._settings.kinds:
-            log = partial(_log_sample, weakref.ref(self))
-            sample = StepSample(self._buffers, log, self._optimizers)
+            sample = StepSample(self._buffers, weakly(self._log_sample), self._optimizers)
         parts = self._buffers, seen.parameters, seen.after_step, sample
         step = partial(StepHook, *parts, before, then)
         if self._loop is not None:
@@ -542,6 +545,31 @@ class Watch(Unique):
                 raise
         self._monitor.raise_pending()
 
+    def _tell(self, fact: Fact) -> None:
+        """Have the rules know what was seen in the open step."""
+        if not self._closed:
+            self._recorder.submit_fact(self._step, fact)
+
+    def _log_sample(self, optimizer: Optimizer, found: Mapping[tuple[str, int], Tensor]) -> None:
+        """Keep what a `StepSample` found, by the numbers that `learning_rates` gives parameter
+        groups."""
+        if self._closed:
+            return
+        before = takewhile(lambda known: known is not optimizer, self._optimizers)
+        first = sum(len(known.param_groups) for known in before)
+        values: dict[str, float | OnDevice] = {}
+        for (name, group), tensor in found.items():
+            finish = update_ratio if name == "update_ratio" else float
+            value = finish(tensor) if tensor.is_cpu else OnDevice(tensor, finish)
+            values[f"{name}/{first + group}"] = value
+        self._log.add(values)
+
+    def _close_at_exit(self) -> None:
+        """Close the watch, if it is open, as the interpreter ends."""
+        if not self._closed:
+            with suppress(RuleError):  # the run has the alert
+                self.close()
+
     def _lose(self, step: int, error: BaseException) -> None:
         """Begin the next step after an error or an interrupt that came while `step` closed.
 
@@ -612,14 +640,6 @@ class Watch(Unique):
         self._toggle.set(self._buffers.recording or not seldom)
 
 
-def _close(watch: weakref.ref[Watch]) -> None:
-    """Close a watch, if it is there and open, as the interpreter ends."""
-    found = watch()
-    if found is not None and not found.closed:
-        with suppress(RuleError):  # the run has the alert
-            found.close()
-
-
 def _last_words(coverage: Coverage, monitor: Monitor, has_loss: bool) -> str:
     """What a run has in the end, on one line."""
     incidents = len(monitor.incidents) if monitor.has_rules else None
@@ -629,52 +649,6 @@ def _last_words(coverage: Coverage, monitor: Monitor, has_loss: bool) -> str:
 def _has_begun(roots: RootModules, buffers: DoubleBuffer) -> bool:
     """Whether the open step has begun: the model was called, or one of its parts."""
     return roots.called or (buffers.recording and buffers.has_calls())
-
-
-def _attach_point(watch: weakref.ref[Watch], selection: Selection, name: str, point: Point) -> None:
-    """Have a watch, if there is still one, record a point of `observe`."""
-    found = watch()
-    if found is not None and selection.wants(name, point):
-        found.attach_point(name + "'" * selection.has(name, parameters=True), point)
-
-
-def _steps(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:
-    """Tell a watch, if there is still one, that an optimizer is to step; as `_stepped`."""
-    found = watch()
-    if found is not None:
-        found._steps_with(optimizer)
-
-
-def _tell(watch: weakref.ref[Watch], fact: Fact) -> None:
-    """Have the rules of a watch, if there is still one, know what was seen in the open step."""
-    found = watch()
-    if found is not None and not found.closed:
-        found._recorder.submit_fact(found._step, fact)
-
-
-def _log_sample(
-    watch: weakref.ref[Watch], optimizer: Optimizer, found: Mapping[tuple[str, int], Tensor]
-) -> None:
-    """Have a watch, if there is still one, keep what a `StepSample` found, by the numbers that
-    `learning_rates` gives parameter groups."""
-    seen = watch()
-    if seen is None or seen.closed:
-        return
-    before = takewhile(lambda known: known is not optimizer, seen._optimizers)
-    first = sum(len(known.param_groups) for known in before)
-    values: dict[str, float | OnDevice] = {}
-    for (name, group), tensor in found.items():
-        finish = update_ratio if name == "update_ratio" else float
-        value = finish(tensor) if tensor.is_cpu else OnDevice(tensor, finish)
-        values[f"{name}/{first + group}"] = value
-    seen._log.add(values)
-
-
-def _stepped(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:
-    """Tell a watch, if there is still one, that an optimizer steps; `keeps` keeps it alive."""
-    found = watch()
-    if found is not None:
-        found._stepped_by(optimizer)
 
 
 class _Phase(AbstractContextManager[None]):

@@ -23,7 +23,7 @@ from hookstats.rules.rule import Rule
 from hookstats.runs.alerts import AlertEntry
 from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
-from hookstats.stats.messages import error_text, notify, say, short_path, unshown
+from hookstats.stats.messages import error_text, notify, say, short_path
 from hookstats.stats.patience import Patience
 from hookstats.watching.notices import Notices
 from hookstats.watching.reduce import Exchange
@@ -221,9 +221,9 @@ class Recorder:
         notify(self.failures, what, why)
 
     def failures_of_all(self) -> dict[str, str]:
-        """`failures`, those of rules, and that messages could not be shown."""
+        """`failures`, and those of rules."""
         of_rules = {} if self._monitor is None else self._monitor.failures
-        return self.failures | of_rules | unshown
+        return self.failures | of_rules
 
     @property
     def has_readers(self) -> bool:

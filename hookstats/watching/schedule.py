@@ -219,11 +219,6 @@ class Cost:
         if held is not None and held_now is not None:
             self._closing += max(0.0, now - start - (held_now - held))
 
-    def total(self) -> float | None:
-        """The seconds that watching has cost so far; None where nothing is known."""
-        held = self._buffers.seconds()
-        return None if held is None else held + self._closing
-
     def since(self) -> dict[str, float]:
         """The cost since the last call of this until the block began, as a scalar by its name."""
         held = self._began[0]

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from uuid import uuid4
-from weakref import WeakMethod
 
+from hookstats.hooks.inert import weakly
 from hookstats.runs.format import CHANNELS, RUN_JSON, SCALARS, TENSORS, owner, rank_json
 from hookstats.runs.remote import file_system, files_at
 from hookstats.runs.world import world_size
@@ -185,11 +185,4 @@ class Upload:
 def before_exit(method: Callable[[], object]) -> None:
     """Call a bound method as the interpreter ends, while executors still have threads: asyncio
     looks up the names of hosts by one. atexit comes later."""
-    found = WeakMethod(method)
-
-    def call() -> None:
-        bound = found()
-        if bound is not None:
-            bound()
-
-    getattr(threading, "_register_atexit", atexit.register)(call)
+    getattr(threading, "_register_atexit", atexit.register)(weakly(method))

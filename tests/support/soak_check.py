@@ -18,7 +18,7 @@ WAITING = 15.0
 """The seconds before a kill whose steps may still be in memory: parts are written every five."""
 
 KNOWN_FAILURES = (
-    *("closing out", "keeping the steps", "keeping up", "recording a step", "showing messages"),
+    *("closing out", "keeping the steps", "keeping up", "recording a step"),
     "writing to out",
 )
 """What may fail with such disks, interrupts and such a stderr: whatever else fails is wrong."""
