@@ -70,8 +70,7 @@ class Recorder:
 
     The training puts requests into one queue. The thread makes a StepRecord of each step, publishes
     it as `latest`, writes it, has the rules check it, and gives it to the sinks, each of which has
-    a thread, see `Sinks`. Nothing is ever raised into the training, and no error ends the thread;
-    should it be gone, the next step and `close` say so and start another one.
+    a thread, see `Sinks`. Nothing is ever raised into the training, and no error ends the thread.
     Where the disk takes nothing (it is full, the directory is gone), the writer keeps the records
     for a while and tries again, and a RuntimeWarning says so.
 
@@ -135,7 +134,6 @@ class Recorder:
         self._served = 0  # how often the thread got something done
         self._spent = 0.0
         self._thread: threading.Thread | None = None
-        self._is_gone = False  # the thread, which was started
         self._pid = os.getpid()
         self._is_closed = self._has_ended = False
         atexit.register(self._at_exit)
@@ -300,12 +298,8 @@ class Recorder:
 
     def _has_thread(self) -> bool:
         """Whether the thread is there, which this starts where it is not."""
-        # Not the is_alive of threads: an interrupt that comes into it makes it false for good.
-        if self._has_ended or (self._thread is not None and not self._is_gone):
+        if self._has_ended or self._thread is not None:
             return True
-        if self._is_gone:
-            self.notify("recording", "the recorder thread ended; a new one takes over")
-        self._is_gone = False
         self._thread = threading.Thread(target=self._run, name="hookstats-recorder", daemon=True)
         try:
             self._thread.start()
@@ -351,7 +345,7 @@ class Recorder:
         self._queue.put(_Call(act, is_urgent=True))
         self._bell.put(None)
         served, left = self._served, Patience(self.disk_patience)
-        while not self._has_ended and self._has_thread():
+        while not self._has_ended:
             try:
                 answer.get(timeout=_POLL_SECONDS)
             except Empty:
@@ -368,15 +362,11 @@ class Recorder:
     # What the thread does.
 
     def _run(self) -> None:
-        try:
-            self._sinks.start()
-            while not self._has_ended and threading.current_thread() is self._thread:
-                error = error_of(self._serve)
-                if error is not None:  # and whatever comes of saying so
-                    error_of(partial(self.notify, "recording", error_text(error)))
-        finally:
-            if threading.current_thread() is self._thread:
-                self._is_gone = True
+        self._sinks.start()
+        while not self._has_ended and self.is_current_thread():
+            error = error_of(self._serve)
+            if error is not None:  # and whatever comes of saying so
+                error_of(partial(self.notify, "recording", error_text(error)))
 
     def _serve(self) -> None:
         """Serve a request, or steps that came together, or write a part that falls due before."""

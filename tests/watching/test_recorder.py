@@ -7,7 +7,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -213,34 +212,6 @@ def test_a_sink_may_drain_and_close() -> None:
     threads[0].join(20)
     assert not threads[0].is_alive()
     assert recorder.failures == {}
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("at", ["the next step", "close"])
-def test_a_thread_that_is_gone_is_replaced(
-    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = Recorder(RunWriter(tmp_path, HEADER))
-    recorder.submit(Closed(), 0)
-    recorder.drain(disk=False)
-    gone = recorder._thread
-    assert gone is not None
-
-    def end(action: object) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr("hookstats.watching.recorder.error_of", end)
-        recorder.hurry()
-        gone.join(0.1)
-        recorder.hurry()
-        gone.join(20)
-    assert not gone.is_alive()
-    go_on = recorder.close if at == "close" else partial(recorder.submit, Closed(), 1)
-    with pytest.warns(RuntimeWarning, match="the recorder thread ended; a new one takes over"):
-        go_on()
-    recorder.close()
-    assert open_run(tmp_path).steps == ([0] if at == "close" else [0, 1])
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
