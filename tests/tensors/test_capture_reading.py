@@ -85,15 +85,6 @@ def test_reading_before_a_forward() -> None:
     c.close()
 
 
-def test_reading_after_a_forward_that_raised() -> None:
-    model = nn.Linear(3, 2)
-    with hs.capture(model) as c:
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            model(torch.ones(1, 5))
-        with pytest.raises(KeyError, match="'' has no call that ended yet"):
-            c["", "output"]
-
-
 @pytest.mark.parametrize(
     ("key", "message"),
     [

@@ -12,7 +12,6 @@ import torch
 from support.modules import double, gradients_of
 from torch import Tensor, nn
 
-from hookstats.tensors.capture import capture
 from hookstats.tensors.edit import edit
 from hookstats.watching.watch import watch
 
@@ -41,16 +40,6 @@ def test_watches_before_between_and_after_edits(kind: str) -> None:
     torch.testing.assert_close(after, 10 * before)
     for one in watches:
         one.close()
-
-
-@pytest.mark.parametrize("kind", ["output", "input", "grad_output"])
-def test_captures_before_and_after_an_edit(kind: str) -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    with capture(model, kinds=(kind,)) as before:
-        edit(model[0], double, kind)
-        with capture(model, kinds=(kind,)) as after:
-            model(torch.ones(1, 2, requires_grad=True) * 1).sum().backward()
-    torch.testing.assert_close(after["0", kind][0], 2 * before["0", kind][0])
 
 
 def test_the_users_own_hooks_keep_their_places() -> None:

@@ -269,12 +269,6 @@ def test_what_cannot_be_read_has_a_shape_alone() -> None:
     assert torch.equal(inside(X), X)
 
 
-def test_not_finite_values_show(block: Block) -> None:
-    result = trace(block, torch.full((5, 3), torch.nan), scale=SCALE)
-    assert result.calls[1].output is not None
-    assert result.calls[1].output.nonfinite == 20
-
-
 def test_jit_traces_hold_nothing_of_it(block: Block) -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     with trace(model) as result:
