@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 Models = list[nn.Module]
@@ -178,41 +177,6 @@ def word_model_by_hand() -> Models:
 
 
 @program
-def regression() -> Models:
-    """A polynomial, fitted by hand to one batch after the other."""
-    model, target = nn.Linear(4, 1), torch.randn(4, 1)
-    for step in range(4 * STEPS):
-        x = torch.cat([torch.randn(32, 1).clamp(-1, 1) ** i for i in range(1, 5)], 1)
-        model.zero_grad()
-        loss = F.smooth_l1_loss(model(x), x @ target + 1)
-        loss.backward()
-        for p in model.parameters():
-            p.data.add_(-0.02 * p.grad)
-        show(step, loss)
-    return [model]
-
-
-@program
-def transformer() -> Models:
-    """torch's encoder, with a mask and clipping."""
-    letters = nn.Embedding(20, 32)
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
-    model = nn.ModuleDict({"letters": letters, "encoder": encoder, "out": nn.Linear(32, 20)})
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    mask = nn.Transformer.generate_square_subsequent_mask(12)
-    for step in range(STEPS):
-        x, y = text()
-        hidden = encoder(letters(x), mask=mask, is_causal=True)
-        loss = F.cross_entropy(model["out"](hidden).flatten(0, 1), y.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        show(step, loss)
-    return [model]
-
-
-@program
 def gan() -> Models:
     """Two optimizers; the critic sees real and faked images in two backwards."""
     maker, critic = mlp(8, 32, 64), nn.Sequential(*mlp(64, 32, 1), nn.Sigmoid())
@@ -232,61 +196,6 @@ def gan() -> Models:
     with torch.no_grad():
         print("sample:", maker(torch.randn(4, 8)).mean().item())
     return [maker, critic]
-
-
-class GraphAttention(nn.Module):
-    """A layer with parameters of its own, and children."""
-
-    def __init__(self, inner: int, outer: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(inner, outer)))
-        self.gate = nn.Parameter(nn.init.xavier_normal_(torch.empty(2, outer)))
-        self.leaky, self.softmax = nn.LeakyReLU(0.2), nn.Softmax(1)
-
-    def forward(self, x: Tensor, near: Tensor) -> Tensor:
-        h = x @ self.weight
-        scores = self.leaky((h @ self.gate[0])[:, None] + h @ self.gate[1])
-        return self.softmax(scores.masked_fill(near == 0, -1e9)) @ h
-
-
-class Graph(nn.Module):
-    def __init__(self, layer: Callable[[int, int], nn.Module]) -> None:
-        super().__init__()
-        self.first, self.second = layer(16, 16), layer(16, 3)
-
-    def forward(self, x: Tensor, near: Tensor) -> Tensor:
-        return self.second(F.elu(self.first(x, near)), near)  # type: ignore[no-any-return]
-
-
-class Propagation(nn.Linear):
-    def forward(self, x: Tensor, near: Tensor) -> Tensor:  # type: ignore[override]
-        return torch.sparse.mm(near, super().forward(x))
-
-
-def graph(model: nn.Module, near: Tensor, y: Tensor) -> Models:
-    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
-    x = F.one_hot(y, 3).float() @ torch.randn(3, 16) + torch.randn(len(y), 16)
-    for step in range(STEPS):  # the batch is all there is
-        model.train()
-        update(optimizer, F.cross_entropy(model(x, near)[::2], y[::2]), step)
-        model.eval()
-        with torch.no_grad():
-            model(x, near)
-    return [model]
-
-
-@program
-def graph_attention() -> Models:
-    y = torch.randint(3, (40,))
-    near = ((y[:, None] == y) & (torch.rand(40, 40) < 0.3)) | torch.eye(40).bool()
-    return graph(Graph(GraphAttention), near.float(), y)
-
-
-@program
-def graph_convolution() -> Models:
-    y = torch.randint(3, (40,))
-    near = ((y[:, None] == y) & (torch.rand(40, 40) < 0.3)) | torch.eye(40).bool()
-    return graph(Graph(Propagation), (near / near.sum(1, keepdim=True)).to_sparse(), y)
 
 
 class Greedy(nn.Linear):
@@ -559,94 +468,6 @@ def diffusion() -> Models:
                 print("sample:", average.ema_model(torch.randn(4, 65)).std().item())
             average.train()
     return [average]
-
-
-class Codebook(nn.Module):
-    """Has codes as a buffer that follows its inputs, and returns integers, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.codes: Tensor
-        self.register_buffer("codes", torch.randn(16, 8))
-        self.entry = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x = self.entry(x)
-        chosen = torch.cdist(x, self.codes).argmin(1)
-        if self.training:
-            with torch.no_grad():
-                self.codes[chosen] += 0.1 * (x - self.codes[chosen])
-        found = self.codes[chosen]
-        return x + (found - x).detach(), chosen, F.mse_loss(x, found.detach())
-
-
-@program
-def vector_quantisation() -> Models:
-    encoder, book, decoder = mlp(64, 32, 8), Codebook(), mlp(8, 32, 64)
-    model = nn.ModuleList([encoder, book, decoder])
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for step in range(STEPS):
-        x = images()[0].flatten(1)
-        found, chosen, commitment = book(encoder(x))
-        update(optimizer, F.mse_loss(decoder(found), x) + 0.25 * commitment, step)
-    print("codes:", chosen.unique().tolist())
-    return [model]
-
-
-class Dense(nn.Module):
-    """Each layer gets all before it; recomputed in the backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Conv2d(1 + 4 * i, 4, 3, padding=1) for i in range(3))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(1 + 4 * i) for i in range(3))
-        self.out = nn.Linear(13, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for norm, layer in zip(self.norms, self.layers, strict=True):
-            new = checkpoint.checkpoint(
-                lambda x, n=norm, f=layer: f(F.relu(n(x))), x, use_reentrant=False
-            )
-            x = torch.cat([x, new], 1)
-        return self.out(x.mean((2, 3)))  # type: ignore[no-any-return]
-
-
-@program
-def checkpointed() -> Models:
-    model = Dense()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    for step in range(STEPS):
-        x, y = images()
-        update(optimizer, F.cross_entropy(model(x), y), step)
-    return [model]
-
-
-@program
-def distillation() -> Models:
-    """A teacher of the student's class, in training mode, without gradients."""
-    teacher, student = Gpt(32), Gpt(16)
-    optimizer = torch.optim.Adam(student.parameters(), 1e-3)
-    for step in range(STEPS):
-        x, _ = text()
-        with torch.no_grad():
-            wanted = F.softmax(teacher(x), -1)
-        update(
-            optimizer, F.kl_div(F.log_softmax(student(x), -1), wanted, reduction="batchmean"), step
-        )
-    return [teacher, student]
-
-
-@program
-def frozen_norms() -> Models:
-    """Fine-tuning of the last layer, all in eval mode."""
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
-    model.append(nn.Linear(288, 4)).eval()
-    model[:2].requires_grad_(False)
-    optimizer = torch.optim.SGD(model[4].parameters(), 0.01)
-    for step in range(STEPS):
-        x, y = images()
-        update(optimizer, F.cross_entropy(model(x), y), step)
-    return [model]
 
 
 @program
