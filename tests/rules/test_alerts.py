@@ -238,12 +238,6 @@ def test_a_watch_raises_at_the_end_what_was_not_raised() -> None:
         raise KeyError
 
 
-def test_a_watch_tells_of_rules_that_fail() -> None:
-    with pytest.warns(RuntimeWarning, match="rule 'faulty' failed"):
-        w = trained(nn.Linear(3, 2), 2, [Faulty()])
-    assert w.coverage().failures == {"rule 'faulty'": "ArithmeticError: no; 2 calls missed"}
-
-
 def test_replay_gives_the_alerts_of_a_stored_run(tmp_path: Path) -> None:
     with pytest.warns(RuleWarning):
         w = trained(broken_model(), 5, "default", out=tmp_path / "run")
@@ -252,8 +246,3 @@ def test_replay_gives_the_alerts_of_a_stored_run(tmp_path: Path) -> None:
     assert replay(run, [Exploding()]) == []
     with pytest.raises(ValueError, match="rules = 'none'"):
         replay(run, "none")
-
-
-def test_a_watch_without_rules_has_no_alerts() -> None:
-    with steps(nn.Linear(3, 2), 2, ()) as w:
-        assert w.alerts == ()

@@ -3,20 +3,18 @@ passes ends a rule, and what always fails is ended by name."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.samples import record_of
 
 from hookstats.records.record import StepRecord
-from hookstats.rules import Alert, History, Monitor, Rule, RuleWarning
+from hookstats.rules import Alert, History, Monitor, Rule
 from hookstats.stats import retries
 
 TRIES = 4
@@ -125,68 +123,6 @@ def test_what_always_fails_is_ended_by_name(part: str) -> None:
     )
     assert repr(monitor) == "Monitor(other)"
     assert steps_of(monitor, "other") == [*range(0, MANY, 2)]
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_a_full_memory_ends_no_rule(part: str) -> None:
-    monitor, told, calls = run_of(MANY, part=part, at=range(MANY - 40))
-    assert len(calls) > TRIES
-    assert "works again" in told[1]
-    assert steps_of(monitor, "seen")[-1] == MANY - 2
-    assert len(told) == 2
-
-
-def test_alerts_that_an_action_does_not_take_are_warned_of() -> None:
-    taken: list[int] = []
-
-    def act(alert: Alert) -> None:
-        if 4 <= alert.step < 8:
-            raise ConnectionError("down")
-        taken.append(alert.step)
-
-    monitor = Monitor([Seen(calls=[], action=act)])
-    said = [str(one.message) for one in failures_of(monitor, 20, RuleWarning)]
-    missed = {*range(0, 20, 2)} - set(taken)
-    assert missed == {4, 6}
-    assert [message.split(":")[1] for message in said] == [" step 4", " step 6"]
-    assert steps_of(monitor, "seen") == [*range(0, 20, 2)]
-    assert list(monitor.failures) == ["the action of rule 'seen'"]
-
-
-def test_of_a_step_that_the_history_cannot_take_nothing_is_mixed_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Sites come anew, and there is no memory for them: later steps find them as if for the first
-    time, and each has numbers of its own."""
-    whole, history = np.concatenate, History()
-    for step in range(3):
-        history.push(record(step))
-    calls = 0
-
-    def full(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == at:
-            raise MemoryError("injected")
-        return whole(*args, **kwargs)
-
-    at = 0
-    for at in range(1, 7):
-        calls = 0
-        with monkeypatch.context() as patch:
-            patch.setattr(np, "concatenate", full)
-            with pytest.raises(MemoryError):
-                history.push(record(3, sites=at + 1))
-        other = {(f"other{at}", "output"): (torch.full((2, 5), 7.0), 1)}
-        history.push(record_of(other, 4))
-        assert np.isnan(history.past_rms).all()
-        history.push(record_of(other, 5))
-        assert history.past_rms[0, -1] == 7.0
-        history.push(record(6))
-        assert 7.0 not in history.past_rms
-    history.push(record(7, sites=7))
-    assert len(history.past_rms) == 7
-    assert math.isnan(history.past_rms[6, -1])
 
 
 def test_a_step_that_the_history_cannot_take_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

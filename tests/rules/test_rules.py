@@ -306,17 +306,6 @@ def test_history_keeps_what_was_observed() -> None:
         seen.append(history.rms[row])
 
 
-def test_history_counts_steps_of_zeros() -> None:
-    history = History()
-    steps = [[0.0, 1.0, NAN], [0.0, 0.0, 0.0], [NAN, 0.0, 0.0], [0.0, 0.0, 1.0]]
-    expected = [[1, 0, 0], [2, 1, 1], [2, 2, 2], [3, 3, 0]]
-    for step, (values, dead_steps) in enumerate(zip(steps, expected, strict=True)):
-        x = torch.tensor(values).expand(5, 3)
-        history.push(record_of({("a", "output"): (x, 1)}, step))
-        assert history.dead_steps.tolist() == dead_steps
-        assert history.dead_values.tolist() == [5 * n for n in dead_steps]
-
-
 @pytest.mark.parametrize(
     ("rules", "names"),
     [

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support.samples import record_of
 from torch import nn
 
-from hookstats.records.record import StepRecord
 from hookstats.rules import (
     Alert,
     Clipping,
@@ -27,7 +23,6 @@ from hookstats.rules import (
     UpdateSize,
     WeightDecay,
 )
-from hookstats.rules.history import History
 from hookstats.rules.setup import Group
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
@@ -264,42 +259,6 @@ def test_gradients_that_are_no_longer_clipped() -> None:
     assert of_scalars(Clipping(), [*clipped, 1.0], "grad_norm") == []
     free = [1.0 + 0.01 * step for step in range(24)]
     assert of_scalars(Clipping(), [*free, 3.0], "grad_norm") == []
-
-
-@given(st.lists(st.sampled_from([-1.0, 0.0, 0.7, 1.0, 1.05, 3.0, math.nan, math.inf]), max_size=40))
-def test_clipping_is_what_the_rule_says(norms: list[float]) -> None:
-    rule, history = Clipping(), History()
-    for step, norm in enumerate(norms):
-        history.push_scalars({"grad_norm": norm})
-        before = np.array(norms[max(0, step - 24) : step])
-        expected = bool(
-            len(before) >= 16
-            and np.isfinite(before).all()
-            and (before >= (1 - rule.tolerance) * before.max()).mean() >= rule.share
-            and norm > rule.factor * before.max() > 0
-        )
-        assert bool(list(rule.check_scalars(step, {"grad_norm": norm}, history))) == expected
-
-
-def test_a_rule_about_scalars_that_checks_records_is_asked_about_them() -> None:
-    class Both(Loss):
-        def check(self, record: StepRecord, history: History) -> list[Alert]:
-            return [self.alert(record, 0, "is looked at", 0.0)]
-
-    got: list[Alert] = []
-    monitor = Monitor([Both(action=got.append)])
-    monitor(record_of({("a", "output"): (torch.ones(2, 2), 1)}, 0))
-    assert [alert.site for alert in got] == ["a"]
-
-
-def test_scalars_of_a_record_are_checked_once() -> None:
-    monitor = Monitor([Loss()])
-    record = record_of({("a", "output"): (torch.ones(2, 2), 1)}, 0)
-    record.complete({"loss": 1.0})
-    monitor(record)
-    monitor.write_scalars(0, 0, {"loss": 1.0, "later_loss": 2.0})
-    monitor.write_scalars(1, 0, {"loss": 3.0})
-    assert dict(monitor._history.scalars) == {"loss": [1.0, 3.0], "later_loss": [2.0]}
 
 
 def iterate(model: nn.Module, optimizer: torch.optim.Optimizer, w: Watch, closes: bool) -> None:
