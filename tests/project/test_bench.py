@@ -13,8 +13,7 @@ from support.paths import ROOT
 sys.path.append(str(ROOT))  # `bench` is a folder there, and not installed
 
 from bench import tables
-from bench.measure import Case, Table, measure, required
-from bench.steps.spread import spread
+from bench.measure import Case, Table
 from bench.turns import Rounds, interleave
 
 pytestmark = pytest.mark.check
@@ -88,20 +87,3 @@ def test_a_file_has_its_cases_as_tables(tmp_path: Path) -> None:
         "  eager                     60   58.5     40   4",
         "  histc*                     5      4      5   4",
     ]
-
-
-def test_absent_peers_are_named() -> None:
-    def absent() -> Any:
-        return required("no_such_module", "no-such-package")
-
-    makers = {"read": lambda: Counting([], "read", 1.0), "other": absent}
-    measured = measure(table(), "a case", 1, makers, Rounds(0))
-    assert measured.case.absent == {"other": "no-such-package is not installed"}
-    assert list(measured.case.seconds) == ["read"]
-
-
-def test_what_a_recorded_step_costs_is_spread_over_all() -> None:
-    seconds = [1.0, 1.2, 1.0, 5.0, 1.1, 1.1, 1.0, 4.0]  # the fourth and the eighth are recorded
-    found = spread(seconds, 4)
-    assert sum(found) == pytest.approx(sum(seconds), rel=0.02)
-    assert max(found) < 3

@@ -54,10 +54,3 @@ def test_its_links_and_pictures_are_there() -> None:
     assert len(links) > 10
     for link, picture in links:
         assert (ROOT / (link or picture)).exists()
-
-
-def test_the_rest_of_the_makefile_that_it_names_is_there() -> None:
-    targets = set(re.findall(r"`make (\w+)`", README))
-    assert targets == {"demo", "test", "check"}
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
