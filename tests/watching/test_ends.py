@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from torch import nn
 
 from hookstats.hooks.coverage import Coverage, SiteCoverage
 from hookstats.runs.run import open_run
-from hookstats.watching import handle
 from hookstats.watching.watch import watch
 
 SCRIPT = """
@@ -95,17 +93,6 @@ def test_what_was_not_seen() -> None:
     seen = "1,200 steps, 1 tensor"
     assert coverage.summary(1, has_loss=True) == f"{seen}, 1 incident; 2 modules never called"
     assert coverage.summary(None, has_loss=False).endswith("called; no loss logged")
-
-
-def test_nothing_is_said_of_a_watch_that_outlives_its_modules(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    w: Any = watch(nn.Linear(3, 2), rules=())
-    with monkeypatch.context() as patch:
-        patch.setattr(handle, "sys", None)
-        w.__del__()
-    w.close()
-    assert capsys.readouterr().err == ""
 
 
 def test_a_run_that_is_closed_says_so_once(

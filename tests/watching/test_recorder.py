@@ -61,54 +61,11 @@ def test_steps_reach_latest_the_writer_and_every_sink_in_order(tmp_path: Path) -
     assert recorder.failures == {}
 
 
-def test_the_thread_lives_from_the_first_step_to_close() -> None:
-    before = threading.enumerate()
-    recorder = Recorder(None)
-    recorder.drain()
-    assert threading.enumerate() == before
-    recorder.submit(Closed(), 0)
-    (thread,) = set(threading.enumerate()) - set(before)
-    assert (thread.name, thread.daemon) == ("hookstats-recorder", True)
-    for _ in range(2):
-        recorder.close()
-        recorder.drain()
-        assert threading.enumerate() == before
-    assert recorder.latest is not None
-    with pytest.raises(ValueError, match="step = 1: the recorder is closed"):
-        recorder.submit(Closed(), 1)
-
-
-def test_submit_does_not_wait_for_the_step_before() -> None:
-    go = threading.Event()
-    recorder = Recorder(None)
-    steps = [Closed(wait=go), Closed(), Closed()]
-    for step, closed in enumerate(steps):
-        recorder.submit(closed, step)
-    assert recorder.latest is None
-    go.set()
-    recorder.drain()
-    assert recorder.latest is not None
-    assert recorder.latest.step == 2
-    recorder.close()
-
-
 def test_a_finished_step_is_written_although_no_other_follows(tmp_path: Path) -> None:
     recorder = Recorder(RunWriter(tmp_path, HEADER, seconds_per_part=0.05))
     recorder.submit(Closed(), 3)
     assert eventually(lambda: open_run(tmp_path).steps == [3])
     recorder.close()
-
-
-def test_draining_need_not_end_a_part(tmp_path: Path) -> None:
-    recorder = Recorder(RunWriter(tmp_path, HEADER))
-    for step in range(3):
-        recorder.submit(Closed(), step)
-        recorder.drain(disk=False)
-        assert recorder.latest is not None
-        assert recorder.latest.step == step
-    assert open_run(tmp_path).steps == []
-    recorder.close()
-    assert len(list((tmp_path / "tensors").iterdir())) == 1
 
 
 def test_a_sink_that_always_raises_is_disabled_and_the_others_go_on(

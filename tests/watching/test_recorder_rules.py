@@ -46,10 +46,3 @@ def test_slow_rules_lose_nothing() -> None:
     assert w.alerts == ()
     w.close()
     assert w._recorder.failures == {}
-
-
-def test_nothing_delays_what_a_rule_raises() -> None:
-    for action, rests in (("warn", True), ("raise", False)):
-        w = watch(*small(), rules=[NonFinite(action=action)])
-        assert bool(w._recorder.rest) == rests
-        w.close()

@@ -167,16 +167,6 @@ def test_compiled_models_tell_where_a_step_begins(fullgraph: bool) -> None:
         assert values["step"] == values["after"] == step
 
 
-def test_parts_that_are_called_alone_begin_a_recorded_step() -> None:
-    model, kept = network(), Kept()
-    with watch(model, kinds=("output",), sinks=[kept]) as w:
-        for step in range(3):
-            model[2](torch.randn(2, 4))  # the model itself is not called
-            w.log(step=step)
-            w.step()
-    assert [values["step"] for values in kept.scalars.values()] == [0, 1, 2]
-
-
 def test_what_watching_costs_is_part_of_the_time(hooks_in: str) -> None:
     model, kept = network(), Kept()
     start = time.perf_counter()
@@ -209,17 +199,6 @@ def test_gradient_norms_say_what_is_not_finite() -> None:
     found = [record.scalars["grad_norm"] for record in kept.records]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert math.isnan(found[2])
-
-
-def test_what_is_logged_under_a_name_of_ours_stays() -> None:
-    model, kept = network(), Kept()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, sinks=[kept]) as w:
-        backward(model)
-        optimizer.step()
-        w.log({"grad_norm": 7.0, "lr/0": 8.0})
-    assert kept.scalars[0]["grad_norm"] == 7
-    assert kept.scalars[0]["lr/0"] == 8
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from types import SimpleNamespace
@@ -107,13 +106,6 @@ def test_it_never_goes_back_and_forth(monkeypatch: pytest.MonkeyPatch) -> None:
     assert later == []
 
 
-def test_what_costs_less_is_recorded_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "PERIOD", 256)
-    training = Simulated(monkeypatch, lambda step: 0.4 if step < 100 else 0.04)
-    training.run(range(256 * 10))
-    assert training.choices == [16, 8, 4, 2]
-
-
 @pytest.mark.parametrize("every", ["auto", 50])
 def test_ten_steps_after_an_incident_lie_outside_of_the_budget(
     monkeypatch: pytest.MonkeyPatch, every: int | str
@@ -139,37 +131,6 @@ def test_ten_steps_where_training_is_resumed(monkeypatch: pytest.MonkeyPatch) ->
     training.run(range(200))
     training.schedule.renumber(150)
     assert training.run(range(150, 200)) == [*range(150, 150 + AFTER)]
-
-
-class Event:
-    """An event of a device that is `behind` seconds late."""
-
-    now = 0.0
-
-    def __init__(self, behind: float) -> None:
-        self.at = Event.now + behind
-
-    def query(self) -> bool:
-        return Event.now >= self.at
-
-    def elapsed_time(self, other: Event) -> float:
-        return 1e3 * (other.at - self.at)
-
-
-def test_a_device_is_never_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = Simulated(monkeypatch, lambda step: 0.0).schedule
-    schedule._buffers.devices[torch.device("cuda", 0)] = None  # type: ignore[assignment]
-    monkeypatch.setattr(schedules, "event", lambda device, timed: Event(3.0))
-    found: list[list[tuple[bool, float]]] = []
-    for step in range(8):
-        Event.now = float(step)
-        found.append(list(schedule._measured(step % 2 == 0)))
-    # Step s ends at s + 3 on the device; its beginning is the end of the step before.
-    assert found[:4] == [[], [], [], []]
-    assert found[4:] == [[((step - 3) % 2 == 0, 1.0)] for step in range(4, 8)]
-    monkeypatch.setattr(schedules, "event", lambda device, timed: Event(math.inf))
-    for _ in range(200):
-        assert list(schedule._measured(True)) == []
 
 
 def clock(patch: pytest.MonkeyPatch, cost: float) -> None:
@@ -238,16 +199,6 @@ def agreed(rank: int) -> tuple[list[int], list[int]]:
             train(w, model, optimizer, 140)
         assert w.coverage().failures == {}
     return due, merged
-
-
-def test_what_ranks_agreed_on_is_forgotten_where_training_goes_back() -> None:
-    with hs.watch(network(), rules=()) as w:
-        exchange = SimpleNamespace(agreed=deque([(1000, 3)]), wanted=0)
-        w._when._exchange = lambda: exchange  # type: ignore[assignment, return-value]
-        w.set_step(5)
-        exchange.agreed.append((5, 2))
-        w.set_step(7)
-    assert w._when.every == 4
 
 
 @pytest.mark.check
