@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +52,6 @@ def test_going_back_makes_void_what_came_after(tmp_path: Path) -> None:
     assert RunWriter(tmp_path, HEADER, append=True).last_step == 4
     write(tmp_path, 1).close()
     assert run.steps == [0, 1]
-
-
-def test_a_step_that_comes_again_is_a_rewind(tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path, HEADER, seconds_per_part=3600)
-    for record in (sample(0), sample(1), replace(sample(2), step=1)):
-        writer.write(record)
-    writer.close()
-    run = open_run(tmp_path)
-    assert run.steps == [0, 1]
-    assert_same(run[1], replace(sample(2), step=1))
-    assert len(list((tmp_path / "tensors").iterdir())) == 2  # a part has no step twice
 
 
 def test_ranks_go_on_from_the_same_step(tmp_path: Path) -> None:
@@ -228,15 +216,6 @@ def test_a_watch_without_its_state_goes_on_after_the_last_step(tmp_path: Path) -
     assert open_run(tmp_path).steps == [0, 2, 4]
     with pytest.raises(FileExistsError, match="holds another run"):
         Training(tmp_path)
-
-
-def test_the_step_says_what_is_due(tmp_path: Path) -> None:
-    training = Training(tmp_path, every=5)
-    state = training.watch.state_dict()
-    training.watch.load_state_dict({**state, "step": 9})
-    training.run(3)
-    training.watch.close()
-    assert open_run(tmp_path).steps == [10]
 
 
 @pytest.mark.parametrize(

@@ -135,14 +135,6 @@ def test_a_part_that_vanishes_takes_its_steps_with_it(tmp_path: Path) -> None:
     assert run.steps == [1]
 
 
-def test_files_with_other_names_are_not_parts(tmp_path: Path) -> None:
-    (part,) = parts_of(write_run(tmp_path, sample(0)))
-    for name in (f".{part.name}.0123abcd.tmp", f"{part.name}.bak", "notes.txt", "other.parquet"):
-        (part.parent / name).write_text("not a part")
-    run = open_run(tmp_path)
-    assert run.steps == [0]
-
-
 def test_a_step_of_which_every_part_turns_out_to_be_damaged_is_named(tmp_path: Path) -> None:
     for rank in (0, 1):
         (part,) = parts_of(write_run(tmp_path, replace(sample(0), rank=rank), rank=rank), rank)

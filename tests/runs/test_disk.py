@@ -251,19 +251,3 @@ def test_a_slow_disk_slows_the_training_and_bounds_the_memory(
     run = open_run(tmp_path)
     assert run.steps == list(range(30))
     assert [run[step]["a", "output"].mean[0] for step in run] == list(range(30))
-
-
-def test_what_waits_to_be_written_is_bounded(tmp_path: Path) -> None:
-    writer = RunWriter(
-        tmp_path,
-        {"bins": BINS, "channel_bins": CHANNEL_BINS},
-        seconds_per_part=3600,
-        bytes_per_part=50_000,
-    )
-    for step in range(60):
-        writer.write(sample(step))
-        assert writer._records._pending < 50_000
-    writer.close()
-    parts = list((tmp_path / "tensors").iterdir())
-    assert 3 < len(parts) < 20
-    assert len(open_run(tmp_path)) == 60

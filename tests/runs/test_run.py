@@ -268,21 +268,6 @@ def test_the_table_has_whole_tensors(tmp_path: Path) -> None:
         assert row["dead"] == whole.dead.sum()
 
 
-def test_a_record_is_read_without_the_rest_of_its_part(tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path, HEADER, seconds_per_part=3600, bytes_per_group=1)
-    for step in range(10):
-        writer.write(sample(step))
-    writer.close()
-    run = open_run(tmp_path)
-    for step in (7, 0, 9):
-        assert_same(run[step], sample(step))
-    tables = run._parts.cache._groups
-    assert len(tables) <= 6  # of tensors and of channels each
-    assert all(len(table["step"].unique()) < 10 for table in tables.values())
-    assert run.table()["step"].to_pylist() == np.repeat(np.arange(10), len(tensors())).tolist()
-    assert run["scalar", "*"]["scalar", "output"].steps.tolist() == list(range(10))
-
-
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"path = '.*missing': no such run"):
         open_run(tmp_path / "missing")

@@ -76,16 +76,6 @@ def test_damage_is_named_or_left_out(tmp_path: Path) -> None:
     assert run.scalars["loss"].steps.tolist() == [0, 2]  # warned of once
 
 
-def test_a_run_without_scalars_has_none(tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path, HEADER)
-    writer.write(sample(0))
-    writer.close()
-    run = open_run(tmp_path)
-    assert not (tmp_path / "scalars").exists()
-    assert dict(run.scalars) == {}
-    assert run[0].scalars == {}
-
-
 def test_scalars_of_ranks_are_merged(tmp_path: Path) -> None:
     logged = [
         {"loss": 1.0, "lr/0": 0.1, "steps_per_second": 5.0, "watch_seconds": 0.1},
