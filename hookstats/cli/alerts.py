@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hookstats.records.alerts import SCALAR, Incident, incidents_of, worst
+from hookstats.records.alerts import SCALAR, Incident, incidents_of, samples_of, worst
 from hookstats.records.keys import Key
 from hookstats.rules import Alert, advice_of, replay
 from hookstats.runs.run import Run
@@ -28,15 +28,20 @@ def alerts_of(run: Run, rules: str | None) -> list[Alert]:
 
 
 def print_alerts(
-    console: Console, alerts: Sequence[Alert], limit: int, chosen: Collection[Key] | None = None
+    console: Console,
+    run: Run,
+    alerts: Sequence[Alert],
+    limit: int,
+    chosen: Collection[Key] | None = None,
 ) -> None:
-    """Print the number of incidents, and the worst `limit` of them by step.
+    """Print the number of incidents of a run, and the worst `limit` of them by step.
 
     chosen: print those alone that have an alert about one of these sites, or about a scalar, and
         how many others there are.
     """
     console.print()
-    for line in alert_lines(console, alerts, limit, chosen):
+    samples = run.scalars.samples() if alerts else {}
+    for line in alert_lines(console, alerts, limit, chosen, samples=samples):
         console.print(line, soft_wrap=not console.is_terminal)
 
 
@@ -47,10 +52,11 @@ def alert_lines(
     chosen: Collection[Key] | None = None,
     *,
     cut: bool = False,
+    samples: Mapping[int, Sequence[int | str]] | None = None,
 ) -> Iterator[RenderableType]:
     """The lines of `print_alerts`: coloured by severity, in a terminal as a list with dashes.
 
-    cut: in a terminal, keep one line of each incident.
+    cut: in a terminal, keep one line of each incident. samples: see `samples_of`.
     """
     incidents = incidents_of(alerts)
     shown = [one for one in incidents if chosen is None or _is_about(one, chosen)]
@@ -66,6 +72,8 @@ def alert_lines(
         message = rich.text.Text(printable(str(incident)), STYLES[incident.severity])
         if (advice := advice_of(incident.cause)) and not cut:
             message.append(f"; what helps: {advice}", "default")
+        if said := samples_of(incident.cause, samples or {}):
+            message.append(f"; {printable(said)}", "default")
         if not console.is_terminal:
             yield message
             continue

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         f"\n{len(recorded.steps)} steps of {len(record)} tensors recorded in {seconds:.1f} s, "
         f"accuracy {accuracy:.1%}"
     )
-    print_alerts(console, recorded.alerts, ALERTS)
+    print_alerts(console, recorded, recorded.alerts, ALERTS)
     report = recorded.report()
     print(
         f"\nplanted: most biases of {BAD_LAYER!r} are -20, so that its ReLU never opens\n"

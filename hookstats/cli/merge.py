@@ -52,6 +52,7 @@ def _copy(recorded: Run, writer: RunWriter) -> None:
     from hookstats.show.progress import track
 
     steps, gaps, times = set(recorded.steps), recorded.gaps, recorded.scalars.times()
+    samples = recorded.scalars.samples()
     for step in track(sorted({*steps, *gaps, *times}), "merging"):
         if step not in steps:
             scalars = recorded.scalars.at(step)
@@ -62,7 +63,7 @@ def _copy(recorded: Run, writer: RunWriter) -> None:
             scalars = dict(record.scalars)
             writer.write(replace(record, rank=0))
         if scalars:
-            writer.write_scalars(step, times[step], scalars)
+            writer.write_scalars(step, times[step], scalars, samples.get(step, ()))
 
 
 def _entries(alerts: Sequence[Alert]) -> list[AlertEntry]:

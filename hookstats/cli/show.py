@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         if not cause and record.step != recorded.steps[-1]:
             alerts = [alert for alert in alerts if alert.step <= record.step]
         selected = chosen if options.layer or options.kind else None
-        print_alerts(console, alerts, options.alerts, selected)
+        print_alerts(console, recorded, alerts, options.alerts, selected)
     return 0
 
 

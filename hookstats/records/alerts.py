@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -227,6 +227,21 @@ _STAGES = {
         ("param", "input", "output", "grad_output", "grad_input", "param_grad", "update")
     )
 }
+
+
+def samples_of(alert: Alert, samples: Mapping[int, Sequence[int | str]]) -> str:
+    """Which samples the step had in which an alert began, in words; "" where nobody said.
+
+    samples: the ids of each step's, see `Watch.log_batch`.
+    """
+    ids = [*map(str, samples.get(alert.since, ()))]
+    if len(ids) > _SAMPLES:
+        ids[_SAMPLES - 1 :] = ["..."]
+    return f"samples of step {alert.since}: {', '.join(ids)}" if ids else ""
+
+
+_SAMPLES = 16
+"""How many ids of samples an incident shows."""
 
 
 def worst(incidents: Sequence[Incident]) -> list[Incident]:

@@ -84,9 +84,15 @@ def schema_of(folder: str) -> Any:
     columns = {
         TENSORS: {**site, **described, **statistics, **layout},
         CHANNELS: {**site, "channel": pa.int32(), **statistics},
-        SCALARS: {**key, "name": text, "value": pa.float64(), "time": pa.float64()},
+        SCALARS: {
+            **key,
+            "name": text,
+            "value": pa.float64(),
+            "time": pa.float64(),
+            "text": text,
+        },
     }[folder]
-    nullable = {"channel_dim", *LAYOUT}
+    nullable = {"channel_dim", "text", *LAYOUT}
     return pa.schema([pa.field(n, type, nullable=n in nullable) for n, type in columns.items()])
 
 

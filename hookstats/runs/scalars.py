@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +29,14 @@ from hookstats.runs.format import (
 from hookstats.runs.index import Bounds, bounds
 from hookstats.runs.part_file import open_part
 
+SAMPLES = "samples"
+"""The name of the rows whose text says which samples a step had."""
+
 _ROW_BYTES = 32
 """What a scalar has in memory until it is encoded, about."""
+
+_MOST_TEXT = 4096
+"""How many characters of the samples of a step are kept."""
 
 
 class ScalarSeries(NamedTuple):
@@ -52,7 +59,12 @@ class ScalarsByName(Mapping[str, ScalarSeries]):
 
     @abstractmethod
     def table(self) -> Any:
-        """All scalars as a pyarrow.Table: step, rank, name, value, time."""
+        """All scalars as a pyarrow.Table: step, rank, name, value, time, text."""
+
+    @abstractmethod
+    def samples(self) -> dict[int, list[int | str]]:
+        """What `Watch.log_batch` got, by step; of several ranks, those of each in turn. Where they
+        were too many to be kept, the last one says how many are missing."""
 
     def __getitem__(self, name: str) -> ScalarSeries:
         """One scalar; a KeyError suggests similar names."""
@@ -156,6 +168,7 @@ class Scalars(ScalarsByName):
             self._series = None  # also where there is no memory for the new ones
         if self._series is None:
             table = self.table().combine_chunks()
+            table = table.filter(table["text"].is_null())
             names = np.array(table["name"].to_pylist(), object)
             columns = [numbers(table[name]) for name in ("step", "value", "time")]
             found = {}
@@ -164,6 +177,12 @@ class Scalars(ScalarsByName):
                 found[name] = ScalarSeries(*(column[rows] for column in columns))
             self._series = found
         return self._series
+
+    def samples(self) -> dict[int, list[int | str]]:
+        self._look()
+        table = self.table().select(["step", "text"]).drop_null()
+        pairs = zip(*(column.to_pylist() for column in table), strict=True)
+        return {step: json.loads(text) for step, text in pairs}
 
 
 class OfStep(Mapping[str, float]):
@@ -248,8 +267,16 @@ class RankScalars(ScalarsByName):
         norm = None if record is None else gradient_norm(record)
         return logged if norm is None else norm
 
+    def samples(self) -> dict[int, list[int | str]]:
+        found: dict[int, list[int | str]] = {}
+        for scalars in self._ranks():
+            for step, ids in scalars.samples().items():
+                found.setdefault(step, []).extend(ids)
+        return dict(sorted(found.items()))
+
     def table(self) -> Any:
-        """All scalars as a pyarrow.Table: step, rank (null: of several), name, value, time."""
+        """All scalars as a pyarrow.Table: step, rank (null: of several), name, value, time, and
+        text, which is null."""
         pa = require_pyarrow()
         rows = [
             (step, name, value, time)
@@ -259,6 +286,7 @@ class RankScalars(ScalarsByName):
         rows.sort(key=lambda row: row[0])
         steps, names, values, times = zip(*rows, strict=True) if rows else ((), (), (), ())
         columns = [steps, pa.nulls(len(rows), pa.int32()), names, values, times]
+        columns.append(pa.nulls(len(rows), merged_schema(SCALARS).field("text").type))
         return pa.table(columns, schema=merged_schema(SCALARS))
 
 
@@ -304,25 +332,53 @@ class _StepScalars(NamedTuple):
     rank: int
     time: float
     values: Mapping[str, float]
+    samples: str | None
 
 
-def scalar_rows(step: int, rank: int, time: float, values: Mapping[str, float]) -> Rows:
-    """What the scalars of a step add to a part."""
-    nbytes = len(values) * _ROW_BYTES
-    return Rows(step, len(values), nbytes, _StepScalars(step, rank, time, values))
+def scalar_rows(
+    step: int,
+    rank: int,
+    time: float,
+    values: Mapping[str, float],
+    samples: Sequence[int | str] = (),
+) -> Rows:
+    """What the scalars of a step, and the ids of its samples, add to a part."""
+    text = _samples_text(samples) if samples else None
+    rows = len(values) + (text is not None)
+    nbytes = rows * _ROW_BYTES + len(text or "")
+    return Rows(step, rows, nbytes, _StepScalars(step, rank, time, values, text))
+
+
+def _samples_text(samples: Sequence[int | str]) -> str:
+    """A JSON list of the first samples, as many as fit, and of how many more there are."""
+    room, kept = _MOST_TEXT, 0
+    for one in samples:
+        room -= len(json.dumps(one)) + 1
+        if room < 0:
+            break
+        kept += 1
+    left = len(samples) - kept
+    rest = [f"and {left} more"] if left else []
+    return json.dumps([*samples[:kept], *rest], separators=(",", ":"))
 
 
 def encode_scalars(several: Sequence[_StepScalars]) -> Any:
     """The scalars of steps as a record batch."""
     pa = require_pyarrow()
-    counts = [len(each.values) for each in several]
-    names = pa.array([name for each in several for name in each.values], pa.string())
-    values = [value for each in several for value in each.values.values()]
+    rows: list[tuple[str, float, str | None]] = []
+    counts = []
+    for each in several:
+        before = len(rows)
+        rows += [(name, value, None) for name, value in each.values.items()]
+        if each.samples is not None:
+            rows.append((SAMPLES, np.nan, each.samples))
+        counts.append(len(rows) - before)
     columns = [
         np.repeat(np.array([each.step for each in several], np.int64), counts),
         np.repeat(np.array([each.rank for each in several], np.int32), counts),
-        names.dictionary_encode(),
-        np.array(values, np.float64),
+        pa.array([name for name, _, _ in rows], pa.string()).dictionary_encode(),
+        np.array([value for _, value, _ in rows], np.float64),
         np.repeat(np.array([each.time for each in several], np.float64), counts),
+        pa.array([text for _, _, text in rows], pa.string()).dictionary_encode(),
     ]
     return pa.record_batch([pa.array(column) for column in columns], schema=schema_of(SCALARS))

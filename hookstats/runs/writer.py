@@ -201,6 +201,7 @@ class RunWriter:
         of_scalars = pace._replace(bytes_per_part=min(pace.bytes_per_part, least))
         encoders = {SCALARS: encode_scalars}
         self._scalars = PartWriter(self._directory, self.rank, encoders, scalars, of_scalars)
+        self._scalars.incidents = self._incidents
         self._alerts = AlertFile(self._directory, self.rank)
         self._limit = max_bytes
 
@@ -369,10 +370,16 @@ class RunWriter:
         """Note that `step` was due and is lost; see docs/format.md for reasons."""
         self._records.skip(step, reason)
 
-    def write_scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
+    def write_scalars(
+        self,
+        step: int,
+        time: float,
+        values: Mapping[str, float],
+        samples: Sequence[int | str] = (),
+    ) -> None:
         """Take the scalars of a step, recorded or not, which was closed at `time`.
 
-        time: in seconds since 1970, UTC.
+        time: in seconds since 1970, UTC. samples: the ids of the step's samples.
 
         Raises:
             ValueError: the writer is closed.
@@ -380,7 +387,7 @@ class RunWriter:
         """
         self._check_open()
         if self._scalars.takes(step):
-            self._scalars.add(scalar_rows(step, self.rank, time, values))
+            self._scalars.add(scalar_rows(step, self.rank, time, values, samples))
         self.flush_if_due()
 
     def write_alerts(self, entries: Sequence[AlertEntry]) -> None:

@@ -40,7 +40,14 @@ from hookstats.watching.loop import Loop
 from hookstats.watching.loss_graphs import LossGraphs
 from hookstats.watching.observers import Observers
 from hookstats.watching.recorder import Recorder
-from hookstats.watching.scalars import OnDevice, ScalarLog, StepScalars, as_scalars, learning_rates
+from hookstats.watching.scalars import (
+    OnDevice,
+    ScalarLog,
+    StepScalars,
+    as_samples,
+    as_scalars,
+    learning_rates,
+)
 from hookstats.watching.schedule import Cost, Schedule
 from hookstats.watching.settings import AUTO, Settings, unwrapped
 from hookstats.watching.silence import Silence
@@ -229,6 +236,23 @@ class Watch(Unique):
                 self._graphs.look(given, self._step - (self._log.closed is not None))
             if self._is_stuck():
                 self._close_step(is_stuck=True)
+
+    def log_batch(self, ids: Any) -> None:
+        """Keep which samples the open step has: ``log_batch(indices)``, ``log_batch("a.tar")``.
+
+        It is to be called before ``optimizer.step()``; what several calls in a step give, as for
+        micro-batches, comes together. The run has them at all steps, up to 4096 characters a
+        step (`Run.scalars.samples()`), and `show` and the page say which samples an incident had.
+
+        ids: integers, texts or paths: one, a sequence, or a tensor on the host.
+
+        Raises:
+            ValueError: they are something else, or the watch is closed.
+        """
+        self._check_open()
+        samples = as_samples(ids)
+        if not self._buffers.is_captured():
+            self._log.log_samples(samples)
 
     def look_at_loss(self, loss: Tensor) -> None:
         """Let the rule `LossGraph` look at a loss that `log` gets as a plain number, as from
@@ -669,7 +693,7 @@ class _Phase(AbstractContextManager[None]):
 
 for _function in (_Phase.__enter__, _Phase.__exit__):
     break_graphs(_function, "a phase of hookstats begins or ends")
-for _method in (Watch.step, Watch.log, Watch.add_optimizer, Watch.set_step):
+for _method in (Watch.step, Watch.log, Watch.log_batch, Watch.add_optimizer, Watch.set_step):
     break_graphs(_method, "a step of hookstats")
 break_graphs(Watch.phase, "a phase of hookstats is made")
 break_graphs(Watch.mask, "a mask of hookstats is made")

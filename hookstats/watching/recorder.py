@@ -505,7 +505,7 @@ class Recorder:
 
     def _record_scalars_of(self, scalars: StepScalars, into: list[Numbers]) -> None:
         """Record the scalars of a step, and add what the sinks are to get."""
-        step, time_, _, iteration = scalars
+        step, time_, _, iteration, samples = scalars
         values = scalars.resolved()
         if iteration:
             if self._monitor is not None:
@@ -515,7 +515,7 @@ class Recorder:
             values.setdefault(GRADIENT_NORM, self._norms.pop(step))
         if self.latest is not None and self.latest.step == step:
             self.latest.complete(values)
-        self._write(lambda writer: writer.write_scalars(step, time_, values))
+        self._write(lambda writer: writer.write_scalars(step, time_, values, samples))
         if self._monitor is not None:
             self._monitor.write_scalars(step, self.rank, values)
         into.append((step, values))

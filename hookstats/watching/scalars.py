@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -32,6 +34,8 @@ class StepScalars(NamedTuple):
     """0, or how many iterations, each of as many micro-batches as any closed step had, are over in
     a step that is still open, as where a loss scaler skips the optimizer's step; the values are
     those of the last."""
+    samples: Sequence[int | str] = ()
+    """The ids of the step's samples."""
 
     def resolved(self) -> dict[str, float]:
         """The values as numbers; waits for the devices."""
@@ -107,6 +111,29 @@ def _brought(name: str, value: Any) -> float | OnDevice | None:
         return None
 
 
+def as_samples(ids: object) -> list[int | str]:
+    """The ids of samples as a list.
+
+    Raises:
+        ValueError: it is no integer, text or path, and no sequence or tensor on the host of these.
+    """
+    if isinstance(ids, (str, os.PathLike)):
+        return [os.fspath(ids)]
+    found = ids
+    if isinstance(ids, (Tensor, np.ndarray)) and getattr(ids, "is_cpu", True):
+        found = ids.reshape(-1).tolist()
+    if isinstance(found, int):
+        found = [found]
+    if isinstance(found, Iterable) and not isinstance(found, Tensor):
+        made = [os.fspath(one) if isinstance(one, os.PathLike) else one for one in found]
+        made = [int(one) if isinstance(one, (np.integer, Tensor)) else one for one in made]
+        if all(isinstance(one, (int, str)) for one in made):
+            return made
+    raise ValueError(
+        f"ids = {ids!r:.100}: expected integers or texts, or a tensor of integers on the host"
+    )
+
+
 def _is_replica(tensor: Any) -> bool:
     return all(placement.is_replicate() for placement in tensor.placements)
 
@@ -141,6 +168,8 @@ class ScalarLog:
         self._has_begun = has_begun
         self._submit = submit
         self._open: dict[str, float | OnDevice] = {}
+        self._samples: list[int | str] = []  # of the open step
+        self._has_samples = False  # whether any step has
         self.closed: StepScalars | None = None
         """Those of the step closed last, until the next step begins."""
         self._complete: list[StepScalars] = []
@@ -174,6 +203,16 @@ class ScalarLog:
         self._seal_if_begun()
         (self._open if self.closed is None else self.closed.values).update(values)
 
+    def log_samples(self, samples: Sequence[int | str]) -> None:
+        """Keep the ids of more samples of the open step."""
+        if self.closed is not None and not self._has_samples and not self._has_begun():
+            warn(
+                f"hookstats: log_batch: step {self.closed.step} was closed without samples; "
+                "expected a call before optimizer.step(), as these are of the next step"
+            )
+        self._has_samples = True
+        self._samples += samples
+
     def close(
         self,
         step: int,
@@ -192,8 +231,9 @@ class ScalarLog:
         now = time.monotonic()
         timed = {} if self._first else {RATE: 1 / max(now - self._stepped, 1e-9)}
         self._stepped, self._first = now, False
-        closed = StepScalars(step, time.time(), {**values, **timed, **self._open})
-        self._open, self.closed, self.next = {}, closed, step + 1
+        given = {**values, **timed, **self._open}
+        closed = StepScalars(step, time.time(), given, samples=self._samples)
+        self._open, self._samples, self.closed, self.next = {}, [], closed, step + 1
         self._since += self._again + is_stuck
         if not is_stuck:
             self._usual, self._since = max(self._usual, self._since), 0

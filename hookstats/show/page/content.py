@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.alerts import incidents_of, worst
+from hookstats.records.alerts import incidents_of, samples_of, worst
 from hookstats.records.keys import Key, label, parse_kind
 from hookstats.records.sparse import Float64
 from hookstats.rules import Alert, advice_of
@@ -75,7 +75,7 @@ def content(
             "diverging": palette.DIVERGING,
             "divergingDark": palette.DIVERGING_DARK,
         },
-        **_found(alerts, keys),
+        **_found(alerts, keys, run.scalars.samples()),
     )
     return payload
 
@@ -88,7 +88,9 @@ def name_of(run: Run) -> str:
 
 
 def _found(
-    of_runs: tuple[Sequence[Alert], Sequence[Alert]], keys: dict[Key, int]
+    of_runs: tuple[Sequence[Alert], Sequence[Alert]],
+    keys: dict[Key, int],
+    samples: Mapping[int, Sequence[int | str]],
 ) -> dict[str, Any]:
     """The incidents, the worst first, each with the places of its alerts, the cause first; those of
     the run beside come last."""
@@ -107,6 +109,7 @@ def _found(
                     "inAll": len(incident.alerts),
                     "severity": incident.severity,
                     "helps": advice_of(incident.cause),
+                    "samples": "" if beside else samples_of(incident.cause, samples),
                     "last": max(alert.step for alert in incident.alerts),
                 }
             )

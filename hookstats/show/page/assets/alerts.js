@@ -2,7 +2,7 @@
 
 const MARKS = { error: ["■", "Error"], warning: ["▲", "Warning"], note: ["●", "Note"] };
 
-function alertButton(data, n, go, helps = "") {
+function alertButton(data, n, go, helps = "", samples = "") {
   const alert = data.alerts[n];
   const [mark, word] = MARKS[alert.severity] ?? MARKS.note;
   // The message repeats the line above it: rule, step, kind and name.
@@ -14,7 +14,8 @@ function alertButton(data, n, go, helps = "") {
     element("span", { class: "when" }, (data.b && !data.ofRanks ? (alert.beside ? "B, " : "A, ") : "") + `step ${alert.step}`),
     element("span", { class: "where" }, labelOf(alert.name) + (alert.kind === "scalar" ? "" : " " + alert.kind), shownFor(alert)),
     element("span", { class: "what" }, what),
-    helps ? element("span", { class: "what helps" }, "What helps: " + helps) : null);
+    helps ? element("span", { class: "what helps" }, "What helps: " + helps) : null,
+    samples ? element("span", { class: "what helps" }, samples[0].toUpperCase() + samples.slice(1)) : null);
   button.addEventListener("click", () => go(n));
   return button;
 }
@@ -35,9 +36,9 @@ function showAlerts(data, go) {
     list.replaceChildren(element("p", { class: "muted" }, `The rules found nothing${data.b && !data.ofRanks ? " in either run" : ""}: no NaN or infinity, no explosion, no dead channels.`));
     return;
   }
-  const items = data.incidents.map(({ alerts, inAll, helps }) => {
+  const items = data.incidents.map(({ alerts, inAll, helps, samples }) => {
     const [cause, ...others] = alerts;
-    return element("li", {}, alertButton(data, cause, go, helps), others.length
+    return element("li", {}, alertButton(data, cause, go, helps, samples), others.length
       ? element("details", {}, element("summary", {}, `${plural(inAll - 1, "consequence")}`),
         element("ol", {}, ...others.map((n) => element("li", {}, alertButton(data, n, go))))) : null);
   });
