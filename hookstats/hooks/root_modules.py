@@ -65,6 +65,10 @@ class RootModules:
             if model is not None and not isinstance(model, torch.jit.ScriptModule):
                 yield model, call
 
+    def alive(self) -> list[nn.Module | None]:
+        """The models, and None for each that is gone."""
+        return [known() for known in self._models]
+
     def leave_call_out(self) -> None:
         """Have the hooks of training leave out the call that begins now."""
         if self._buffers.phase == 0:

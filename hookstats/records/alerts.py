@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from hookstats.records.display import view_of
 from hookstats.records.keys import plain_kind
@@ -81,6 +81,18 @@ class Incident:
 
     cause: Alert
     consequences: tuple[Alert, ...] = ()
+    read: Callable[[], Any] = field(default=lambda: None, repr=False, compare=False)
+    """Reads `batch`."""
+
+    @property
+    def batch(self) -> Any:
+        """What the calls of the model got in its step, a `runs.batches.Batch`; None where nothing
+        is kept, see `Watch.keep_batches`. Each access reads the file.
+
+        Raises:
+            ValueError: the file is damaged; the message names it.
+        """
+        return self.read()
 
     @property
     def step(self) -> int:

@@ -152,6 +152,11 @@ def alerts_jsonl(rank: int) -> str:
     return f"alerts-{rank:05d}.jsonl"
 
 
+def batch_pt(rank: int, step: int) -> str:
+    """The name of the file with what a rank's calls of models got in the step of an incident."""
+    return f"batch-{rank:05d}-{step:012d}.pt"
+
+
 def lock_name(rank: int) -> str:
     """The name of the file that a rank's writer holds locked."""
     return f".lock-{rank:05d}"
@@ -172,7 +177,8 @@ def owner(file: str) -> int | None:
 
 
 _FILE = re.compile(
-    r"run\.json|(?:run|alerts)-(\d{5,})\.jsonl?|(?:tensors|channels|scalars)/(\d{5,})-[-\d]+\.parquet"
+    r"run\.json|(?:run|alerts|batch)-(\d{5,})(?:-\d{12,})?\.(?:jsonl?|pt)|"
+    r"(?:tensors|channels|scalars)/(\d{5,})-[-\d]+\.parquet"
 )
 
 
@@ -183,7 +189,9 @@ def is_of_a_run(name: str) -> bool:
 
 RUN_LOCK = ".lock"
 """The name of the file that is locked while run.json changes."""
-_OF_A_RANK = re.compile(r"run-\d{5,}\.json|alerts-\d{5,}\.jsonl|\.lock-\d{5,}")
+_OF_A_RANK = re.compile(
+    r"run-\d{5,}\.json|alerts-\d{5,}\.jsonl|batch-\d{5,}-\d{12,}\.pt|\.lock-\d{5,}"
+)
 
 
 class FormatError(ValueError):

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -14,6 +15,7 @@ from hookstats.records.display import view_of
 from hookstats.records.keys import Key, did_you_mean
 from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import read_alerts
+from hookstats.runs.batches import read_batch
 from hookstats.runs.format import (
     CHANNELS,
     RUN_JSON,
@@ -256,10 +258,14 @@ class Run:
     def incidents(self) -> Incidents:
         """The alerts by their causes: what several ranks found of one cause is one incident.
 
+        Each has its `batch`, where `Watch.keep_batches` kept that.
+
         Raises:
             ValueError: as of `alerts`.
         """
-        return incidents_of(self.alerts)
+        read = partial(read_batch, self._directory, self._headed)
+        found = incidents_of(self.alerts)
+        return Incidents([replace(one, read=partial(read, one.cause)) for one in found])
 
     @property
     def plot(self) -> Plots:

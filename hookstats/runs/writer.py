@@ -29,6 +29,7 @@ from hookstats.runs.format import (
     SCALARS,
     TENSORS,
     alerts_jsonl,
+    batch_pt,
     is_of_a_run,
     list_parts,
     listed_ranks,
@@ -258,7 +259,8 @@ class RunWriter:
                 if part.rank in ranks:
                     (self.path / folder / str(part)).unlink(missing_ok=True)
         for rank in ranks:
-            for name in (alerts_jsonl(rank), rank_json(rank)):
+            batches = [path.name for path in self.path.glob(f"batch-{rank:05d}-*.pt")]
+            for name in (*batches, alerts_jsonl(rank), rank_json(rank)):
                 (self.path / name).unlink(missing_ok=True)
         if not listed_ranks(self._names()):
             (self.path / RUN_JSON).unlink(missing_ok=True)
@@ -402,6 +404,16 @@ class RunWriter:
             if alert.level:
                 self._records.add_beside(CHANNELS, self._keeper.incident(alert.step))
         self._alerts.write(entries)
+
+    def write_batch(self, step: int, content: bytes) -> None:
+        """Put the file of a step's batch on the disk, see `runs.batches`.
+
+        Raises:
+            ValueError: the writer is closed.
+            OSError: it cannot be written.
+        """
+        self._check_open()
+        self._directory.write(batch_pt(self.rank, step), content, self.rank)
 
     @property
     def lost(self) -> int:

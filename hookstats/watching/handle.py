@@ -36,6 +36,7 @@ from hookstats.rules.facts import Fact
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.messages import error_text, say, warn
+from hookstats.watching.batches import KeptBatches, attach
 from hookstats.watching.loop import Loop
 from hookstats.watching.loss_graphs import LossGraphs
 from hookstats.watching.observers import Observers
@@ -106,6 +107,7 @@ class Watch(Unique):
         self._uncounted: dict[str, str] = {}
         self._told = False
         self._rates: Mapping[str, object] = {}  # of the last step
+        self._batches: KeptBatches | None = None
         self._handles: list[RemovableHandle] = []
         self._toggle = HookToggle()
         self._phases: dict[str, int] = {}
@@ -253,6 +255,36 @@ class Watch(Unique):
         samples = as_samples(ids)
         if not self._buffers.is_captured():
             self._log.log_samples(samples)
+
+    def keep_batches(self, max_bytes: int) -> None:
+        """Have the run keep what the model's calls got in the step of each incident that is worse
+        than a note, with the states of random number generators: `Incident.batch` of `Run`.
+
+        In recorded steps, inputs are copied on their device as a call begins. The copies of the
+        last steps, up to `max_bytes` together, wait for the rules; each rank keeps its own.
+        Compiled models and evaluations are left out. The files of the run have at most `max_bytes`,
+        too.
+
+        Raises:
+            ValueError: `max_bytes` is no integer of 1 or more, the watch has no `out` or no rules,
+                or it keeps batches already, or is closed.
+        """
+        self._check_open()
+        max_bytes = check_integer("max_bytes", max_bytes, 1)
+        if self.path is None or not self._monitor.has_rules:
+            raise ValueError("keep_batches: expected a watch with out= and rules")
+        if self._batches is not None:
+            raise ValueError("keep_batches: the watch keeps batches already")
+        recorder = self._recorder
+        about = self._buffers, max_bytes, recorder.write_batch, recorder.failures
+        self._batches = batches = KeptBatches(*about)
+        for name, model in zip(self._header.get("models", [""]), self._roots.alive(), strict=True):
+            self._handles += attach(model, partial(weakly(self._copy_inputs), name))
+        self._monitor.begun = partial(batches.keep, then=self._monitor.begun)
+
+    def _copy_inputs(self, model: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self._batches is not None:
+            self._batches.observe(self._step, model, args, kwargs)
 
     def look_at_loss(self, loss: Tensor) -> None:
         """Let the rule `LossGraph` look at a loss that `log` gets as a plain number, as from
@@ -693,7 +725,14 @@ class _Phase(AbstractContextManager[None]):
 
 for _function in (_Phase.__enter__, _Phase.__exit__):
     break_graphs(_function, "a phase of hookstats begins or ends")
-for _method in (Watch.step, Watch.log, Watch.log_batch, Watch.add_optimizer, Watch.set_step):
+for _method in (
+    Watch.step,
+    Watch.log,
+    Watch.log_batch,
+    Watch.keep_batches,
+    Watch.add_optimizer,
+    Watch.set_step,
+):
     break_graphs(_method, "a step of hookstats")
 break_graphs(Watch.phase, "a phase of hookstats is made")
 break_graphs(Watch.mask, "a mask of hookstats is made")

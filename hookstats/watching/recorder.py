@@ -214,6 +214,15 @@ class Recorder:
         """Have the run keep alerts; rules call this on the thread, as they check a step."""
         self._write(lambda writer: writer.write_alerts(entries))
 
+    def write_batch(self, step: int, content: bytes) -> None:
+        """Have the run keep the batch of a step; called on the thread.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._writer is not None:
+            self._writer.write_batch(step, content)
+
     def notify(self, what: str, why: str) -> None:
         """Warn that something failed, the first time, and keep that for the coverage."""
         notify(self.failures, what, why)
