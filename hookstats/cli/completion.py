@@ -35,10 +35,10 @@ def answer(parser: argparse.ArgumentParser) -> None:
 
     Runs are completed by the directories that hold some, `--layer` by the layers of the run.
     """
-    from hookstats.records.keys import MODULE_KINDS, PARAMETER_KINDS
+    from hookstats.records.keys import CHOICES, MODULE_KINDS, PARAMETER_KINDS
 
     with suppress(ImportError):
-        complete, kinds = _require(), (*MODULE_KINDS, *PARAMETER_KINDS, "attention")
+        complete, kinds = _require(), (*MODULE_KINDS, *PARAMETER_KINDS, "attention", CHOICES)
         for action in _actions(parser):
             if action.dest in ("run", "a", "b", "directory"):
                 action.completer = _runs  # type: ignore[attr-defined]

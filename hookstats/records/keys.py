@@ -22,6 +22,9 @@ MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 PARAMETER_KINDS = ("param", "param_grad", "update", "optimizer_state", "checksum")
 """The plain kinds of tensors of a parameter."""
 
+CHOICES = "choices"
+"""The plain kind of the share of each value that a module chooses, such as an expert or a code."""
+
 _SUFFIX = re.compile(r"(@(\d+|\.\.\.))?(\[(\d+ch|whole)\])?\Z")  # of a call, and of a width
 _PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _VALUES = {"grad_input": "input", "grad_output": "output", "param_grad": "param"}

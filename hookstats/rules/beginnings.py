@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hookstats.records.alerts import Alert, Severity
 from hookstats.records.keys import Key
+from hookstats.records.loads import LOAD
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
@@ -316,7 +317,10 @@ class Untrained(Rule):
         if idle:
             peer = roles[_place(idle[0])]
             says = f"never came in {history.pushed} steps{_more(idle)}, that of {peer!r} did"
-            is_expert = "expert" in idle[0].lower()
+            routed = (n.removeprefix(LOAD) for n in history.scalars if n.startswith(LOAD))
+            is_expert = "expert" in idle[0].lower() or any(
+                idle[0].startswith(f"{name}.") for name in routed
+            )
             yield self.about(
                 (idle[0], "output"),
                 record.step,

@@ -42,13 +42,25 @@ class DeadChannels(Rule):
     width: int = 12
     steps: int = 10
     values: int = 1024
+    unused: int = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fraction(self, "share", "never", "few")
-        at_least(self, 1, "width", "steps", "values")
+        at_least(self, 1, "width", "steps", "values", "unused")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        for site in np.flatnonzero(history.sites.choices).tolist():
+            streaks = history.dead_steps[slice(*record.offsets[site : site + 2])]
+            unused = np.flatnonzero(streaks >= self.unused).tolist()
+            if unused:
+                share, first = len(unused) / len(streaks), unused[0]
+                says = (
+                    f"lack {len(unused)} of {len(streaks)} values ({share:.0%}), the first is "
+                    f"{first}: none was chosen in {self.unused} steps or more"
+                )
+                helps = "balance the router, or give unused codes a new start"
+                yield self.alert(record, site, says, share, first, "note", advice=helps)
         found = (history.dead_steps >= self.steps) & (history.dead_values >= self.values)
         found &= history.dead
         if not found.any():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.keys import Key, Kind, parse_kind
+from hookstats.records.keys import CHOICES, Key, Kind, parse_kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64
 from hookstats.rules.facts import Fact, Graph, What
@@ -79,6 +79,8 @@ class Sites:
         """bool [S]: which sites have no size."""
         self.attention = self.of_kind("attention")
         """bool [S]: which sites tell of attention; NaNs there are queries without a key."""
+        self.choices = self.of_kind(CHOICES)
+        """bool [S]: which sites have shares of values that were chosen."""
         self._found: dict[Hashable, Any] = {}
 
     def once(self, find: Callable[[Sites], _T]) -> _T:
@@ -196,7 +198,7 @@ class History:
         """float64 [S]: calls merged into each site in this step, by their mean in the steps before;
         NaN in the first step of a site."""
         self.dead: Flags
-        """bool [R]: whether each channel of an input or output is dead in this step, see
+        """bool [R]: whether each channel of an input, output or choice is dead in this step, see
         `stats.derived.dead`."""
         self.dead_steps: Int64
         """int64 [R]: for how many steps in a row each channel has been dead, with this one."""
@@ -211,7 +213,7 @@ class History:
         self._at = np.zeros(0, np.intp)  # where the sites are in what follows
         self._rows: NDArray[np.intp] | slice = slice(0)  # where the rows are
         self._width = 0  # how many these are
-        self._of_values = np.empty(0, bool)  # bool [R]: whether they are of inputs or outputs
+        self._of_values = np.empty(0, bool)  # bool [R]: those that may be dead
         self._all_rms = np.empty((0, WINDOW))
         self._all_start = np.empty((0, 1))
         self._all_seen = np.zeros((0, 3), np.int64)  # in how many steps, when last, calls
@@ -404,6 +406,7 @@ class History:
         self._all_seen = _longer(self._all_seen, len(self._known), 0)
         self._all_dead = _longer(self._all_dead.T, width, 0).T.copy()
         of_values = self.sites.of_kind("output") | self.sites.of_kind("input")
+        of_values |= self.sites.choices
         self._of_values = np.repeat(of_values, np.diff(record.offsets))
 
 

@@ -260,7 +260,8 @@ class SuddenShift(Rule):
         up &= ~history.gradient | history.sites.of_kind("param_grad")
         down = (np.maximum(rms, last) * factor <= least) & ~history.gradient
         found = (up | down) & (np.isfinite(np.log2(before)).sum(1) >= self.steps)
-        found &= ~history.sites.attention  # heads may learn what to look at within a few steps
+        # Heads and routers may learn what to look at within a few steps.
+        found &= ~(history.sites.attention | history.sites.choices)
         found &= history.sites.once(_has_order)
         for site, others in _first_of_kind(record, found):
             usual = np.nanmedian(before[site])

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.buffers.double_buffer import DoubleBuffer, Stuck
+from hookstats.hooks.choices import lists_of
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import break_graphs, tidy
 from hookstats.hooks.inert import Unique, weakly
@@ -30,6 +31,7 @@ from hookstats.hooks.steps import Optimizers, StepHook
 from hookstats.hooks.toggle import HookToggle
 from hookstats.records.alerts import Incidents
 from hookstats.records.keys import check_phase
+from hookstats.records.loads import Loads
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Monitor, RuleError
 from hookstats.rules.facts import Fact
@@ -154,6 +156,8 @@ class Watch(Unique):
         self._handles += self._masks.attach_ends(models)
         self._handles += self._roots.attach_ends()
         self._handles += self._observers.attach_attention(selection)
+        self._handles += self._observers.attach_choices(selection)
+        self._recorder.loads = Loads(lists_of(selection.all_modules))
         for name in selection.parameters:
             self._observers.add_parameter(selection, name)
         for optimizer in optimizers:

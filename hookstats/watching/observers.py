@@ -17,6 +17,7 @@ from hookstats.hooks.after_step import AfterStep
 from hookstats.hooks.attention import ATTENTION, Attention
 from hookstats.hooks.channels import Rule, WithIntegers, channel_rule, parameter_rule, whole
 from hookstats.hooks.checksums import Checksums
+from hookstats.hooks.choices import Choices
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.dynamo import compiled_callers, reset_compiled
 from hookstats.hooks.inert import marked
@@ -58,6 +59,7 @@ class Observers:
         self.after_step = AfterStep(buffers)
         self.attention = Attention(buffers, sharding)
         self.checksums = Checksums(buffers)
+        self._choices = Choices(buffers, sharding)
 
     def add_parameter(self, selection: Selection, name: str) -> None:
         """Have a parameter observed, as the settings say."""
@@ -99,6 +101,13 @@ class Observers:
             return []
         modules = {n: m for n, m in selection.all_modules.items() if selection.wants(n, m)}
         return [self.attention.attach(modules)]
+
+    def attach_choices(self, selection: Selection) -> list[RemovableHandle]:
+        """Have the choices of modules recorded, if their outputs are."""
+        if "output" not in self._settings.kinds:
+            return []
+        wanted = {n: m for n, m in selection.all_modules.items() if selection.wants(n, m)}
+        return self._choices.attach(wanted)
 
     def attach_point(
         self, name: str, point: Point, phases: Mapping[str, int]
@@ -218,6 +227,6 @@ class Observers:
         return sum(max(1, len(one.sites())) for one in self._with_rows())
 
     def _with_rows(self) -> Iterable[Sites | Widths]:
-        """What has rows in the coverage: of phases, where there were tensors."""
-        of_phases = (sites for sites in self._of_phases if sites)
-        return chain(*self._sites, of_phases, self.attention.sites())
+        """What has rows in the coverage: of phases and choices, where there were tensors."""
+        some = (sites for sites in (*self._of_phases, *self._choices.sites) if sites)
+        return chain(*self._sites, some, self.attention.sites())

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from hookstats.buffers.closed import ClosedStep
 from hookstats.buffers.double_buffer import PATIENCE
+from hookstats.records.loads import Loads
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
 from hookstats.rules.actions import OnIncident
@@ -109,6 +110,8 @@ class Recorder:
         self.patience = PATIENCE
         """The seconds that the recorder waits for a sink before going on without it."""
         self.disk_patience = DISK_PATIENCE
+        self.loads = Loads({})
+        """Finds the loads of experts and codes in each record."""
         self.exchange = exchange
         """None once the ranks do not merge any more."""
         self._writer = writer
@@ -119,7 +122,7 @@ class Recorder:
         self._of_rules: dict[int, Worker] = {}  # by the id of the rule
         if monitor is not None:
             monitor.perform = self._perform
-        self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
+        self._own: dict[int, dict[str, float]] = {}  # by step, until the step's scalars come
         # Other ranks wait for this one; what a rule raises is to come soon.
         is_prompt = exchange is not None or (monitor is not None and monitor.may_raise)
         self.rest = 0.0 if is_prompt else BATCH_SECONDS
@@ -471,10 +474,13 @@ class Recorder:
         if scalars is not None:
             values = scalars.resolved()
             record.complete(values)
+            own = self.loads(record)
             norm = gradient_norm(record)
             if norm is not None:
-                values.setdefault(GRADIENT_NORM, norm)
-                self._norms[step] = norm
+                own[GRADIENT_NORM] = norm
+            for name, value in own.items():
+                values.setdefault(name, value)
+            self._own[step] = own
         self._write_record(record)
         given: StepRecord | None = record
         if self.exchange is not None:
@@ -495,10 +501,11 @@ class Recorder:
             self.exchange = None
             return record
         (merged,) = made
-        if merged is not None and GRADIENT_NORM in merged.scalars:
-            self._norms[record.step] = merged.scalars[GRADIENT_NORM]
-        elif merged is not None:
-            self._norms.pop(record.step, None)  # that of this rank's own gradients
+        own = self._own.get(record.step, {})
+        if merged is not None:
+            own.pop(GRADIENT_NORM, None)  # that of this rank's own gradients
+            if GRADIENT_NORM in merged.scalars:
+                own[GRADIENT_NORM] = merged.scalars[GRADIENT_NORM]
         return merged
 
     def _begin_line(self) -> None:
@@ -520,8 +527,8 @@ class Recorder:
             if self._monitor is not None:
                 self._monitor.write_unclosed(step, values, iteration)
             return
-        if step in self._norms:
-            values.setdefault(GRADIENT_NORM, self._norms.pop(step))
+        for name, value in self._own.pop(step, {}).items():
+            values.setdefault(name, value)
         if self.latest is not None and self.latest.step == step:
             self.latest.complete(values)
         self._write(lambda writer: writer.write_scalars(step, time_, values, samples))

@@ -156,7 +156,7 @@ function listen() {
 
 const clamp = (i, count) => Math.max(0, Math.min(count - 1, i));
 const kinds = () => [...new Set(data.sites.map((site) => site.plain))].sort((a, b) => KINDS.indexOf(a) - KINDS.indexOf(b));
-const KINDS = ["output", "grad_output", "input", "grad_input", "param", "param_grad", "update", "optimizer_state", "attention", "checksum"];
+const KINDS = ["output", "grad_output", "input", "grad_input", "param", "param_grad", "update", "optimizer_state", "attention", "choices", "checksum"];
 
 function zoomTo(from, to) {
   range.from = clamp(from, data.columns);
