@@ -13,11 +13,8 @@ import pytest
 import torch
 from support.commands import call, healthy, write_run
 from support.samples import record_of, sample
-from support.terminals import terminal
 
 from hookstats import open_run
-from hookstats.cli import main
-from hookstats.show import progress
 from hookstats.stats.derived import STATISTICS
 
 
@@ -41,17 +38,6 @@ def test_parquet_has_everything(run: Path, tmp_path: Path) -> None:
     assert table.column_names == expected.column_names
     assert table.num_rows == len(sample(0)) * 3
     assert repr(table.to_pylist()) == repr(expected.to_pylist())  # NaN is no equal of its own
-
-
-def test_parquet_has_a_bar_that_counts_steps(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stderr = terminal(monkeypatch)
-    monkeypatch.setattr(progress, "LONG", -1.0)
-    monkeypatch.setattr(progress, "_LOOK", -1.0)
-    assert main(["export", str(run), "-o", str(tmp_path / "run.parquet")]) == 0
-    assert "exporting" in stderr.getvalue()
-    assert "2/3" in stderr.getvalue()
 
 
 def check(text: str, expected: float) -> None:

@@ -1,4 +1,4 @@
-"""What the documentation shows runs as it stands and prints what it says.
+"""What the docs, the README and the examples show runs as it stands and prints what it says.
 
 Of a page, in reading order and in one directory: every block of Python runs, one with a file's name
 for a caption is written there, and every command of a console is called. What they print is the
@@ -7,6 +7,7 @@ text that follows; decimals may differ a little, as other processors add in anot
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shlex
@@ -19,7 +20,6 @@ from typing import Any, NamedTuple
 import pytest
 from support.commands import call
 from support.paths import ROOT
-from support.printed import numbers, shape
 
 import hookstats
 from hookstats import insight, rules, sinks
@@ -166,3 +166,106 @@ def test_every_test_that_the_page_on_reliability_names_is_there() -> None:
     for file, test in named:
         content = (ROOT / "tests" / file).read_text("utf-8")
         assert f"def {test}(" in content or not test, f"{file}::{test}"
+
+
+README = (ROOT / "README.md").read_text("utf-8")
+BODY = README[: README.index("## Read on")]
+
+
+def test_it_has_at_most_450_words_before_its_links() -> None:
+    words = re.sub(r"<picture>.*?</picture>|<!--.*?-->", "", BODY, flags=re.DOTALL)
+    assert len(words.split()) <= 450
+
+
+def test_the_one_line_records_what_the_commands_below_it_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names: dict[str, object] = {}
+    exec("import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = None\n" + line, names)
+    exec("model(torch.ones(1, 2)); watch.step(); watch.close()", names)
+    commands = re.findall(r"^hookstats (.*?) +#", README, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        result = call(*shlex.split(command))
+        assert (result.code, result.err) == (0, ""), command
+
+
+def test_the_alert_is_what_the_run_of_the_picture_says() -> None:
+    picture = (ROOT / "docs" / "figures" / "caught-light.svg").read_text("utf-8")
+    (title,) = re.findall(r"<title>(.*?)</title>", picture)
+    assert f"hookstats: warning: {html.unescape(title)}; what helps:" in README
+
+
+def test_the_trainers_are_imported_from_where_they_are() -> None:
+    found = re.findall(r"from hookstats\.integrations\.(\w+) import (\w+)", README)
+    assert len(found) == 3
+    for module, name in found:
+        source = (ROOT / "hookstats" / "integrations" / f"{module}.py").read_text("utf-8")
+        assert re.search(rf"^(class|def) {name}\b", source, re.MULTILINE)
+
+
+def test_its_links_and_pictures_are_there() -> None:
+    links = re.findall(r'\]\(([^)#]+)|(?:src|srcset)="([^"]+)"', README)
+    assert len(links) > 10
+    for link, picture in links:
+        assert (ROOT / (link or picture)).exists()
+
+
+SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+def test_the_page_for_readers_of_tutorials_names_every_script() -> None:
+    page = (ROOT / "docs" / "guides" / "from-hooks.md").read_text("utf-8")
+    assert sorted(set(re.findall(r"\w+\.py\b", page))) == SCRIPTS
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / name],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONWARNINGS": "error::RuntimeWarning"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+@pytest.mark.check
+def test_the_notebook_shows_what_it_did_when_it_was_saved(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="needs nbclient, from a checkout's dev")
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient, from a checkout's dev")
+    pytest.importorskip("ipykernel", reason="needs ipykernel, from a checkout's dev")
+    saved = nbformat.read(ROOT / "examples" / "notebook.ipynb", 4)
+    kinds = [shown(cell) for cell in saved.cells]
+    assert {"text/html", "image/png"} <= set().union(*kinds)
+    nbclient.NotebookClient(
+        saved, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    assert [shown(cell) for cell in saved.cells] == kinds
+
+
+def shown(cell: Any) -> set[str]:
+    """The kinds of what a cell of a notebook shows."""
+    return {kind for output in cell.get("outputs", ()) for kind in output.get("data", ())}
+
+
+_NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in _NUMBER.findall(text)]
+
+
+_NUMBER_OR_ZERO = re.compile(rf"{_NUMBER.pattern}|(?<=  )0(?= )")
+"""Where one processor's mean is 0, another's may be rounding."""
+
+
+def shape(text: str) -> str:
+    """The text without its decimals, and without the spaces that their widths bring about."""
+    return "".join(_NUMBER_OR_ZERO.sub("#", text).split())

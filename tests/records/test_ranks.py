@@ -1,13 +1,14 @@
-"""Merger: the records of ranks become that of the gathered tensors, as their layouts say."""
+"""Merger: records of ranks or devices become that of the gathered tensors, as their layouts say."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from support.samples import assert_same, record_of
+from support.samples import BINS, CHANNEL_BINS, assert_equal_arrays, assert_same, record_of
 from torch import Tensor
 
 from hookstats.records.layout import (
@@ -22,8 +23,12 @@ from hookstats.records.layout import (
     parse_placements,
     placements_text,
 )
+from hookstats.records.merge import joined
+from hookstats.records.norms import gradient_norm
 from hookstats.records.ranks import Merger
-from hookstats.records.record import StepRecord
+from hookstats.records.record import StepRecord, Table
+from hookstats.records.sparse import SparseCounts
+from hookstats.stats.bins import Bins
 
 KEY = ("layer", "output")
 
@@ -300,3 +305,107 @@ def test_a_layout_with_indices_below_zero_tells_of_no_channels() -> None:
     other = record(values(6, 5), None, 0)
     (site,) = Merger()([record(values(6, 5), layout, 0), replace(other, rank=1)]).sites
     assert site.channels == 1
+
+
+Tensors = dict[tuple[str, str], tuple[Tensor, int | None]]
+
+
+def tensors(seed: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(20, 3, generator=generator)
+    x[0, 0], x[1, 1], x[2, 2] = torch.nan, torch.inf, 0.0
+    return {
+        ("a", "output"): (x, 1),
+        ("a", "grad_output"): (torch.randn(7, generator=generator) * 1e3, None),
+        ("b", "output"): (torch.randn(5, 4, generator=generator), 1),
+    }
+
+
+def one_after_the_other(first: StepRecord, second: StepRecord) -> StepRecord:
+    """As a double buffer with two devices has them."""
+
+    def table(one: Table | None, other: Table | None) -> Table:
+        assert one is not None
+        assert other is not None
+        return Table(
+            np.concatenate((one.moments, other.moments), axis=1),
+            np.concatenate((one.tallies, other.tallies), axis=1),
+            SparseCounts.joined([one.hist, other.hist]),
+        )
+
+    return StepRecord(
+        step=first.step,
+        rank=first.rank,
+        sites=first.sites + second.sites,
+        observed=np.concatenate((first.observed, second.observed)),
+        tensors=table(first.tensors, second.tensors),
+        channels=table(first.channels, second.channels),
+        bins=first.bins,
+        channel_bins=first.channel_bins,
+    )
+
+
+@pytest.mark.parametrize("missing", [None, ("a", "output"), ("b", "output")])
+@pytest.mark.parametrize(
+    ("bins", "channel_bins"), [(BINS, CHANNEL_BINS), (None, CHANNEL_BINS), (None, None)], ids=str
+)
+def test_they_are_what_one_device_would_have_seen(
+    missing: tuple[str, str] | None, bins: Bins | None, channel_bins: Bins | None
+) -> None:
+    here, there = tensors(0), tensors(1)
+    if missing is not None:
+        del there[missing]
+    record = one_after_the_other(
+        record_of(here, bins=bins, channel_bins=channel_bins),
+        record_of(there, bins=bins, channel_bins=channel_bins),
+    )
+    together: Tensors = {
+        key: (torch.cat((x, there[key][0])) if key in there else x, dim)
+        for key, (x, dim) in here.items()
+    }
+    got = joined(record)
+    expected = record_of(together, bins=bins, channel_bins=channel_bins)
+    assert list(got) == list(expected)
+    assert got.observed.tolist() == [1 if key == missing else 2 for key in got]
+    for name in ("offsets", "tallies"):
+        assert_equal_arrays(getattr(got, name), getattr(expected, name))
+    for name in ("tensors", "rows"):
+        for part in ("offsets", "slots", "counts"):
+            mine, other = (getattr(getattr(r, name).hist, part) for r in (got, expected))
+            assert_equal_arrays(mine, other)
+    np.testing.assert_allclose(got.moments, expected.moments, rtol=1e-5, atol=1e-6)
+    of_tensors = got.tensors.moments, expected.tensors.moments
+    np.testing.assert_allclose(*of_tensors, rtol=1e-5, atol=1e-6)
+
+
+def test_a_record_of_one_device_is_left_as_it_is() -> None:
+    record = record_of(tensors(0))
+    assert joined(record) is record
+
+
+def test_other_sites_have_other_rows() -> None:
+    x = torch.arange(1.0, 7.0).reshape(3, 2)
+    gradient, output = {("a", "param_grad"): (x, 1)}, {("a", "output"): (10 * x, 1)}
+    for tensors in (gradient, output | gradient, output | gradient, output, gradient):
+        record = record_of(tensors)
+        expected = None if tensors is output else pytest.approx(float(x.norm()))
+        assert gradient_norm(record) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([math.inf, 1.0], math.inf),
+        ([-math.inf, 1.0], math.inf),
+        ([math.nan, 1.0], math.nan),
+        ([math.nan, math.inf], math.nan),
+        ([math.inf, math.inf], math.inf),
+        ([3.0, 4.0], 5.0),
+        ([1e200, 1e200], math.inf),
+    ],
+)
+def test_gradients_that_are_not_finite(values: list[float], expected: float) -> None:
+    """Also where the squares are not."""
+    x = torch.tensor(values, dtype=torch.float64)
+    record = record_of({("a", "param_grad"): (x, None), ("b", "output"): (x, None)})
+    assert gradient_norm(record) == pytest.approx(expected, nan_ok=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.samples import BINS, CHANNEL_BINS, sample
+from torch import distributed
 
 from hookstats import open_run
 from hookstats.runs.world import current_world
@@ -96,3 +97,25 @@ def test_every_rank_refuses_the_run_of_another_process_group(tmp_path: Path) -> 
             write(tmp_path, rank, "b", append=False)
     write(tmp_path, 2, "b", 1)
     assert open_run(tmp_path).ranks == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_nothing_is_known_of_ranks_without_a_group(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert current_world() is None
+
+
+def test_a_rendezvous_file_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    rendezvous = tmp_path / "rendezvous"
+    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
+    try:
+        world = current_world()
+        assert world is not None
+        assert world.keys() == {"size", "started"}
+        assert current_world() == world
+        rendezvous.unlink()
+        assert current_world() == {"size": 1}
+    finally:
+        distributed.destroy_process_group()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
-from support.terminals import terminal
 
 from hookstats.show import progress
 from hookstats.show.progress import track
@@ -55,3 +57,19 @@ def test_an_error_ends_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
             break
     steps.close()
     assert "\x1b[?25h" in stderr.getvalue()  # the cursor is shown again
+
+
+class Terminal(io.StringIO):
+    """A stderr that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal for stderr; pytest would replace that of a fixture."""
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    return stderr

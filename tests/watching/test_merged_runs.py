@@ -1,7 +1,8 @@
-"""A run of several ranks, merged when it is read, is that of one process without sharding."""
+"""A run of several ranks, merged, is that of one process; and training keeps its bits on ranks."""
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
 import hookstats as hs
@@ -447,3 +449,102 @@ def test_the_first_culprit_of_all_ranks_is_named(ranks: Ranks, tmp_path: Path) -
     of_first = hs.insight.first_nonfinite(run.of_rank(0))
     assert of_first is not None
     assert (of_first.kind, of_first.rank) == ("param_grad", 0)
+
+
+# Updates and states of optimizers
+
+
+def train_with_momentum(rank: int, name: str | None, out: Path) -> None:
+    """One step of a row on this rank, or of one process, with momentum and other kinds."""
+    kinds, optimizer = KINDS, SGD
+    globals().update(
+        KINDS=("update", "optimizer_state", "grad_input"), SGD=partial(SGD, momentum=0.9)
+    )
+    try:
+        if name is None:
+            train(Model(), samples(), out)
+        else:
+            row = ROWS[name]
+            row.train(rank, out, *row.arguments, **row.options)
+    finally:
+        globals().update(KINDS=kinds, SGD=optimizer)
+
+
+@pytest.mark.parametrize("ranks", [4], indirect=True)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DDP",
+        "FSDP1",
+        "FSDP1, hybrid",
+        "FSDP2",
+        "HSDP",
+        "tensor parallelism",
+        "FSDP2 and tensor parallelism",
+    ],
+)
+def test_updates_and_states_are_those_of_one_process(
+    ranks: Ranks, tmp_path: Path, name: str
+) -> None:
+    ranks(train_with_momentum, name, tmp_path / "ranks")
+    train_with_momentum(0, None, tmp_path / "one")
+    row = ROWS[name]
+    if "tensor" in name:  # of which each rank has a summand
+        row = row._replace(absent=frozenset({"grad_input up"}))
+    merged = hs.open_run(tmp_path / "ranks", grad_scale="header")[0]
+    one = hs.open_run(tmp_path / "one")[0]
+    assert ("up.weight", "optimizer_state.momentum_buffer") in one
+    assert_whole(merged, one, row)
+
+
+# Transparency
+
+
+class Unwatched:
+    """In place of a watch, there is none."""
+
+    def __enter__(self) -> Unwatched:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def coverage(self) -> list[Any]:
+        return []
+
+
+def train_noted(rank: int, how: str, name: str, out: Path) -> list[str]:
+    """A digest of the parameters that each step of an optimizer left on this rank."""
+    found: list[str] = []
+
+    def note(optimizer: Optimizer, *_: object) -> None:
+        digest = hashlib.md5()
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            local = getattr(parameter, "to_local", lambda p=parameter: p)()
+            digest.update(local.detach().float().numpy().tobytes())
+        found.append(digest.hexdigest())
+
+    row, watch = ROWS[name], hs.watch
+    reduces = partial(watch, reduce=hs.Reduce(timeout=120))
+    handle = register_optimizer_step_post_hook(note)
+    ways: dict[str, Any] = {"watched": watch, "reduced": reduces}
+    hs.watch = ways.get(how, lambda *_, **__: Unwatched())
+    try:
+        row.train(rank, out / how, *row.arguments, **row.options)
+    finally:
+        hs.watch = watch
+        handle.remove()
+        torch.compiler.reset()
+    return found
+
+
+@pytest.mark.parametrize("ranks", [4], indirect=True)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ROWS])
+def test_training_keeps_every_bit(ranks: Ranks, tmp_path: Path, name: str) -> None:
+    plain = ranks(train_noted, "plain", name, tmp_path)
+    assert len(plain) == ranks.size
+    assert all(plain)
+    assert not (tmp_path / "plain").exists()
+    for how in ("watched", "reduced"):
+        assert ranks(train_noted, how, name, tmp_path) == plain
+        assert hs.open_run(tmp_path / how).ranks == list(range(ranks.size))

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -358,3 +358,30 @@ def test_a_sink_cannot_close_steps(by: str) -> None:
         train(w, model, optimizer, settle=True)  # without hooks, an optimizer closes no steps
     assert seen == list(range(8))
     assert len(w.coverage().failures) == 1
+
+
+def train_a_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+
+
+class Slow(NonFinite):
+    """Takes a while for each step."""
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        time.sleep(0.1)
+        yield from ()
+
+
+def test_slow_rules_lose_nothing() -> None:
+    model = small()
+    w = watch(*model, rules=[Slow()])
+    w._recorder.patience = 0.5
+    for _ in range(2):  # which the recorder begins with; those after it come together
+        train_a_step(*model)
+    assert w.alerts == ()
+    for _ in range(12):
+        train_a_step(*model)
+    assert w.alerts == ()
+    w.close()
+    assert w._recorder.failures == {}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks import Ranks
+from support.ranks import RANKS, Ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -23,6 +23,7 @@ from torch.optim import SGD
 
 import hookstats as hs
 from hookstats.records.difference import compare
+from hookstats.records.record import StepRecord
 from hookstats.stats.state import COUNT
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
@@ -269,3 +270,45 @@ def test_a_rank_that_dies_stops_nobody(when: str, tmp_path: Path) -> None:
     assert run.of_rank(0).steps == list(range(6))
     assert [alert.rule for alert in run.alerts].count("reduce") == 1
     assert set(run.of_rank(1).steps) >= {0, 1}
+
+
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("this build of torch has no gloo", allow_module_level=True)
+pytest.importorskip("pyarrow")
+
+BEFORE, AFTER = 3, 5  # rows of a rank's batches
+
+
+def go_back(rank: int) -> list[tuple[int, int]]:
+    """The merged steps, each with its rows; rank 0 lacks what the others record last."""
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    merged: list[tuple[int, int]] = []
+
+    def keep(record: StepRecord) -> None:
+        merged.append((record.step, int(record["", "output"].count[0]) // 2))  # channels
+
+    def train(steps: int, rows: int) -> None:
+        for _ in range(steps):
+            model(torch.ones(rows, 2)).sum().backward()
+            optimizer.step()
+
+    reduce = hs.Reduce(timeout=30)
+    with hs.watch(model, optimizer, reduce=reduce, sinks=[keep], rules=()) as w:
+        train(4, BEFORE)
+        if rank == 0:
+            w.pause()
+        train(2, BEFORE)
+        if rank == 0:
+            w.resume()
+        w.set_step(2)
+        train(6, AFTER)
+        assert w.coverage().failures == {}
+    return merged
+
+
+@pytest.mark.check
+def test_a_step_is_merged_with_those_of_its_own_time(ranks: Ranks) -> None:
+    before = [(step, BEFORE * RANKS) for step in range(4)]
+    after = [(step, AFTER * RANKS) for step in range(2, 8)]
+    assert ranks(go_back) == [before + after] * RANKS
