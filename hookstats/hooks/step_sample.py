@@ -130,14 +130,19 @@ def update_ratio(norms: Tensor) -> float:
     return float(np.median(change[some] / weights[some])) if some.any() else math.nan
 
 
-def _sample(group: Sequence[Tensor], many: int, of_gradients: bool) -> _Sample | None:
-    """The sample of a parameter group, of up to `many` elements of each parameter."""
+def chosen(group: Sequence[Tensor]) -> list[int]:
+    """The places of the parameters of a group that are sampled."""
     several = [i for i, parameter in enumerate(group) if parameter.dim() > 1]
     several = several or list(range(len(group)))
     few = min(len(several), PARAMETERS)
+    return [several[j * len(several) // few] for j in range(few)]
+
+
+def _sample(group: Sequence[Tensor], many: int, of_gradients: bool) -> _Sample | None:
+    """The sample of a parameter group, of up to `many` elements of each parameter."""
     found: dict[int, Tensor] = {}
     device = None
-    for i in [several[j * len(several) // few] for j in range(few)]:
+    for i in chosen(group):
         part = _part(group[i], i, many, of_gradients)
         if part is not None and device in (None, part.device):
             found[i], device = part, part.device
@@ -153,15 +158,24 @@ def _part(parameter: Tensor, place: int, many: int, of_gradients: bool) -> Tenso
     own = found = _local(parameter)
     if of_gradients:
         found = None if parameter.grad is None else _local(parameter.grad)
-    if own is None or found is None or found.stride() != own.stride() or not _is_dense(found):
+    if own is None or found is None or found.stride() != own.stride():
         return None
-    length = found.numel()
+    return part_of(found, place, many)
+
+
+def part_of(found: Tensor, place: int, many: int) -> Tensor | None:
+    """A view of up to `many` elements of a tensor, a parameter's of this place in its group; None
+    where these cannot be read."""
+    own = _local(found)
+    if own is None or not _is_dense(own):
+        return None
+    length = own.numel()
     stride = max(1, length // many)
     while math.gcd(stride, length) > 1:  # so that all columns have their turn
         stride -= 1
     size = min(length, many)
     start = place * 0x9E3779B1 % (length - stride * (size - 1))
-    return torch.as_strided(found, (size,), (stride,), int(found.storage_offset()) + start)
+    return torch.as_strided(own, (size,), (stride,), int(own.storage_offset()) + start)
 
 
 def _local(tensor: Tensor) -> Tensor | None:

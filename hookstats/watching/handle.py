@@ -21,6 +21,7 @@ from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import break_graphs, tidy
 from hookstats.hooks.inert import Unique, weakly
 from hookstats.hooks.masks import Masks
+from hookstats.hooks.noise_scale import NOISE_SCALE, NoiseScale
 from hookstats.hooks.observe import Point, listen
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.root_modules import RootModules
@@ -186,6 +187,9 @@ class Watch(Unique):
         sample = None
         if "param_grad" in self._settings.kinds:
             sample = StepSample(self._buffers, weakly(self._log_sample), self._optimizers)
+        if NOISE_SCALE in self._settings.kinds:
+            scale = NoiseScale(self._buffers, weakly(self._log_sample))
+            self._handles += scale.attach(optimizer)
         parts = self._buffers, seen.parameters, seen.after_step, sample
         step = partial(StepHook, *parts, before, then)
         if self._loop is not None:

@@ -16,6 +16,7 @@ from hookstats._torch import takes_step_hooks
 from hookstats.hooks.attach import MODULE_KINDS, check_kinds, check_model
 from hookstats.hooks.attention import ATTENTION
 from hookstats.hooks.channels import ChannelDim, check_channel_dim
+from hookstats.hooks.noise_scale import NOISE_SCALE
 from hookstats.hooks.selection import Selection
 from hookstats.records.replicas import CHECKSUM
 from hookstats.runs.kept_channels import CHOICES
@@ -24,7 +25,10 @@ from hookstats.stats.bins import EXPECTED_BINS, LinearBins, LogBins
 
 PARAMETER_KINDS = ("param", "param_grad", "update")
 OPTIMIZER_STATE = "optimizer_state"
-KINDS = (*MODULE_KINDS, *PARAMETER_KINDS, OPTIMIZER_STATE, ATTENTION, CHECKSUM)
+KINDS = (
+    *(*MODULE_KINDS, *PARAMETER_KINDS),
+    *(OPTIMIZER_STATE, ATTENTION, CHECKSUM, NOISE_SCALE),
+)
 """The kinds of tensors that can be watched."""
 
 KINDS_BY_DEFAULT = ("output", "grad_output", "param_grad")

@@ -104,10 +104,12 @@ def watch(
             last optimizer is done. "attention": how heads attend in calls of
             `torch.nn.functional.scaled_dot_product_attention`, see `attention`, by the names of the
             modules that make the calls. "checksum": that of each parameter's bits as the step ends,
-            see `insight.unequal_replicas`. The default is "output", "grad_output" and "param_grad",
-            and, unless `include` is given, the "input" of the model as a whole, so that a bad batch
-            is seen; integers in it, such as token ids, count, too, as whole tensors. "default"
-            stands for it: ``kinds=("default", "attention")``.
+            see `insight.unequal_replicas`. "noise_scale": the gradient noise scale of each
+            parameter group, a number that `Run.scalars` has of steps with several micro-batches.
+            The default is "output", "grad_output" and "param_grad", and, unless `include` is given,
+            the "input" of the model as a whole, so that a bad batch is seen; integers in it, such
+            as token ids, count, too, as whole tensors. "default" stands for it:
+            ``kinds=("default", "attention")``.
         include: what to watch: a glob or a compiled regular expression for names of modules and
             parameters, a module type, a callable (name, module) -> bool, or several of these. The
             default is every module without children, every module that owns parameters, such as
