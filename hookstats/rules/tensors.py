@@ -106,7 +106,11 @@ class Exploding(Rule):
     for values, above 1 for gradients of parameters, of which two steps in a row must have it; or
     values are above `limit`, whatever they were before; or above 100 and `slow` times their rms in
     the first four steps, as values that feed on themselves. In the very first step there is a
-    warning if the rms of what a layer with weights gives is above `first`. Gradients of activations
+    warning if the rms of what a layer with weights gives is above `first`. Where attention is
+    recorded, there is a note if the largest logits of a layer's queries are above `logits` on
+    average, and 8 times what they were in the first four steps: logits that grow so end in
+    divergence (Dehghani et al., "Scaling Vision Transformers to 22 Billion Parameters", 2023), and
+    100 is where they are clipped (Kimi Team, "Kimi K2", 2025). Gradients of activations
     leap in sound training runs and are left out: what they do to weights shows in the weights'
     gradients. If several tensors of a kind explode in a step, the alert is about the first in
     execution order. The alert's value is the rms, its channel the one with the greatest magnitude.
@@ -120,14 +124,16 @@ class Exploding(Rule):
     limit: float = 1e8
     slow: float = 1e4
     first: float = 30.0
+    logits: float = 100.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "growth", "limit", "slow", "first")
+        at_least(self, 1, "growth", "limit", "slow", "first", "logits")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed == 1:
             yield from self._at_first(record, history)
+        yield from self._of_attention(record, history)
         rms, taken = history.rms, history.sites.of_kind("param_grad")
         values = ~history.gradient & ~history.sites.of_kind("input")
         suspects = (values & (rms > 100)) | (taken & (rms > 1))
@@ -150,6 +156,21 @@ class Exploding(Rule):
             channel = _greatest(record, site)
             says += f", with the greatest magnitude in channel {channel}{_and(others)}"
             yield self.alert(record, site, says, rms[site], channel, "error")
+
+    def _of_attention(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        """The first layer whose attention logits have grown far beyond where they began."""
+        logits = history.sites.once(_logits)
+        if not logits.any():
+            return
+        start, mean = history.start_rms, history.columns("mean")
+        grown = logits & (mean > self.logits) & (mean > 8 * start)
+        for site, others in _first_of_kind(record, grown):
+            head = _greatest(record, site)
+            times = mean[site] / start[site]
+            says = f"is {mean[site]:.3g}, {times:.3g} times what it began with, the greatest in "
+            says += f"head {head}{_and(others)}: of such logits, one key has all weight"
+            helps = "normalise queries and keys, clip their products, lower the learning rate"
+            yield self.alert(record, site, says, mean[site], head, "note", advice=helps)
 
     def _at_first(self, record: StepRecord, history: History) -> Iterator[Alert]:
         """The first layer whose first outputs are large."""
@@ -397,6 +418,13 @@ def _median(rows: Float64) -> Float64:
         + ordered[row, np.minimum(count // 2, rows.shape[1] - 1)]
     ) / 2
     return middle
+
+
+def _logits(sites: Sites) -> Flags:
+    """bool [S]: the largest logits of attention."""
+    largest = [kind.path == ".largest_logit" for kind in sites.kinds]
+    found: Flags = sites.attention & np.array(largest, bool)
+    return found
 
 
 def _first_of_kind(record: StepRecord, found: Flags) -> Iterator[tuple[int, int]]:

@@ -84,6 +84,21 @@ def test_exploding_is_far_above_its_past_and_large() -> None:
     assert "times" not in alert.message
 
 
+def test_logits_of_attention_that_grow_are_a_note() -> None:
+    """Of heads; beside entropies, and whatever the layer is called."""
+
+    def steps(*sizes: float) -> list[dict[tuple[str, str], Tensor]]:
+        heads = torch.tensor([1.0, 1.5, 1.0]).expand(64, 3)
+        names = "attention.entropy", "attention.largest_logit"
+        return [{("a", names[0]): heads, ("a", names[1]): size * heads} for size in sizes]
+
+    (alert,) = alerts(Exploding(), steps(5, 5, 5, 5, 60, 160, 170))
+    assert (alert.step, alert.site, alert.kind) == (5, "a", "attention.largest_logit")
+    assert (alert.channel, alert.severity) == (1, "note")
+    assert "clip their products" in alert.advice
+    assert not alerts(Exploding(), steps(120, 120, 120, 120, 200))
+
+
 def test_exploding_names_the_first_of_a_kind_and_its_greatest_channel() -> None:
     large = normal(1e4)
     large[5, 3] = -1e6
