@@ -35,10 +35,7 @@ def span(steps: Sequence[int]) -> str:
 class ArrayStatistics(Statistics[Int64, Float64]):
     """Statistics as NumPy arrays of one shape."""
 
-    def _count_of(self, name: str) -> Int64:
-        return self._value_of(name)  # type: ignore[return-value]  # which dtype, the name says
-
-    def _value_of(self, name: str) -> Float64:
+    def _of(self, name: str) -> NDArray[Any]:
         return statistic(name, self._state)
 
     @abstractmethod

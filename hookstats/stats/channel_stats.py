@@ -53,10 +53,7 @@ class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
         self._channel_bins = channel_bins
         self._missing = missing
 
-    def _count_of(self, name: str) -> torch.Tensor:
-        return self._value_of(name)
-
-    def _value_of(self, name: str) -> torch.Tensor:
+    def _of(self, name: str) -> torch.Tensor:
         # NumPy: small tensors, and torch might start the threads that training computes with.
         return torch.from_numpy(statistic(name, self._columns))
 

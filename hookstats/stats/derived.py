@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +127,22 @@ def statistic(name: str, columns: Columns) -> Array:
 
 Counts = TypeVar("Counts")
 Values = TypeVar("Values")
+_T = TypeVar("_T")
+
+
+class _Derived(property, Generic[_T]):
+    """A property of `Statistics`: the statistic of the same name."""
+
+    def __init__(self, doc: str) -> None:
+        super().__init__(lambda state: state._of(self._name))
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    if TYPE_CHECKING:
+
+        def __get__(self, state: Any, owner: Any = None) -> _T: ...  # type: ignore[override]
 
 
 class Statistics(ABC, Generic[Counts, Values]):
@@ -137,79 +153,20 @@ class Statistics(ABC, Generic[Counts, Values]):
     """
 
     @abstractmethod
-    def _count_of(self, name: str) -> Counts:
-        """The statistic `name`, a count."""
+    def _of(self, name: str) -> Any:
+        """The statistic `name`."""
 
-    @abstractmethod
-    def _value_of(self, name: str) -> Values:
-        """The statistic `name`, of float64."""
-
-    @property
-    def count(self) -> Counts:
-        """int64: finite values."""
-        return self._count_of("count")
-
-    @property
-    def nan(self) -> Counts:
-        """int64: NaNs."""
-        return self._count_of("nan")
-
-    @property
-    def posinf(self) -> Counts:
-        """int64: positive infinities."""
-        return self._count_of("posinf")
-
-    @property
-    def neginf(self) -> Counts:
-        """int64: negative infinities."""
-        return self._count_of("neginf")
-
-    @property
-    def zero(self) -> Counts:
-        """int64: zeros of either sign."""
-        return self._count_of("zero")
-
-    @property
-    def mean(self) -> Values:
-        """float64: arithmetic mean."""
-        return self._value_of("mean")
-
-    @property
-    def var(self) -> Values:
-        """float64: population variance."""
-        return self._value_of("var")
-
-    @property
-    def std(self) -> Values:
-        """float64: population standard deviation."""
-        return self._value_of("std")
-
-    @property
-    def min(self) -> Values:
-        """float64: least value."""
-        return self._value_of("min")
-
-    @property
-    def max(self) -> Values:
-        """float64: greatest value."""
-        return self._value_of("max")
-
-    @property
-    def amax(self) -> Values:
-        """float64: greatest magnitude."""
-        return self._value_of("amax")
-
-    @property
-    def l1_norm(self) -> Values:
-        """float64: sum of magnitudes."""
-        return self._value_of("l1_norm")
-
-    @property
-    def l2_norm(self) -> Values:
-        """float64: square root of the sum of squares."""
-        return self._value_of("l2_norm")
-
-    @property
-    def rms(self) -> Values:
-        """float64: square root of the mean of squares."""
-        return self._value_of("rms")
+    count = _Derived[Counts]("int64: finite values.")
+    nan = _Derived[Counts]("int64: NaNs.")
+    posinf = _Derived[Counts]("int64: positive infinities.")
+    neginf = _Derived[Counts]("int64: negative infinities.")
+    zero = _Derived[Counts]("int64: zeros of either sign.")
+    mean = _Derived[Values]("float64: arithmetic mean.")
+    var = _Derived[Values]("float64: population variance.")
+    std = _Derived[Values]("float64: population standard deviation.")
+    min = _Derived[Values]("float64: least value.")
+    max = _Derived[Values]("float64: greatest value.")
+    amax = _Derived[Values]("float64: greatest magnitude.")
+    l1_norm = _Derived[Values]("float64: sum of magnitudes.")
+    l2_norm = _Derived[Values]("float64: square root of the sum of squares.")
+    rms = _Derived[Values]("float64: square root of the mean of squares.")

@@ -7,8 +7,6 @@ tree, so that the bits do not depend on the device or its threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,29 +152,11 @@ def update_many_(
 ) -> None:
     """`update_` of each of `xs`, divided by `scale`, into the i-th state of the lists.
 
-    The arguments are those of the operator `hookstats::update_many_`.
+    The arguments are those of the operator `hookstats::update_many_`; kernels check the lists.
 
     Raises:
-        ValueError: arguments that cannot be taken; then no state is changed.
+        ValueError: arguments that `check` refuses; then no state is changed.
     """
-    lists = {"moments": moments, "tallies": tallies}
-    for name, given, descriptor in (
-        ("counts", counts, bins),
-        ("channel_counts", channel_counts, channel_bins),
-    ):
-        if descriptor is not None:
-            lists[name] = given
-        elif given:
-            raise ValueError(f"{name} has {len(given)} tensors: expected none without its bins")
-    for name, given in lists.items():
-        if len(given) != len(xs):
-            raise ValueError(f"{name} has {len(given)} tensors: expected {len(xs)}, as many as xs")
-        _check_apart(name, given)
-    if scale is not None and (scale.dtype != torch.float32 or scale.dim() != 0):
-        raise ValueError(
-            f"scale has shape {tuple(scale.shape)} and dtype {scale.dtype}: expected () and "
-            "torch.float32"
-        )
     none = [None] * len(xs)
     one_by_one = [
         (x, channel_dim, m, t, c, bins, cc, channel_bins, sampling)
@@ -189,8 +169,8 @@ def update_many_(
             strict=True,
         )
     ]
-    for i, arguments in enumerate(one_by_one):
-        _check_nth(i, xs, *arguments)
+    for arguments in one_by_one:
+        check(*arguments)
     for arguments in one_by_one:
         _accumulate(*arguments, scale)
 
@@ -358,27 +338,6 @@ def _log_range(descriptor: Tensor) -> tuple[int, int, int]:
     base = (min_exponent + _FLOAT32_BIAS) << subdivision_bits
     top = (max_exponent + _FLOAT32_BIAS + 1) << subdivision_bits
     return subdivision_bits, base, top
-
-
-def _check_nth(i: int, xs: Sequence[Tensor], *arguments: Any) -> None:
-    """`check` one tensor of many; the error says which one."""
-    try:
-        if xs[i].device != xs[0].device:
-            raise ValueError(f"x is on {xs[i].device}: expected {xs[0].device}, as the first is")
-        check(*arguments)
-    except ValueError as error:
-        raise ValueError(f"tensor {i} of xs: {error}") from None
-
-
-def _check_apart(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raise a ValueError if two of `tensors` share memory."""
-    starts = sorted((tensor.data_ptr(), i) for i, tensor in enumerate(tensors))
-    for (start, i), (next_start, j) in pairwise(starts):
-        if start + tensors[i].nbytes > next_start:
-            raise ValueError(
-                f"{name}[{min(i, j)}] and {name}[{max(i, j)}] share memory: expected a state of "
-                "its own for every tensor of xs"
-            )
 
 
 def _check_state(
