@@ -10,10 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookstats.records.alerts import SEVERITIES, Alert
+from hookstats.records.alerts import Alert
 from hookstats.runs.files import RunDirectory, naming
 from hookstats.runs.format import alerts_jsonl
-from hookstats.stats.arguments import check_integer
 
 
 class AlertEntry(NamedTuple):
@@ -139,37 +138,24 @@ def read_alert_lines(run: Path, rank: int) -> list[dict[str, Any]]:
     with naming(path):
         *lines, _ = path.read_bytes().split(b"\n")  # after the last line feed: not yet written
         for entry in map(json.loads, lines):
-            if not isinstance(entry, dict):
-                raise ValueError(f"a line has {entry!r}, expected an object")
             if "rewind" in entry:
-                rewind = check_integer("rewind", entry["rewind"], 0)
-                entries = [each for each in entries if each["step"] < rewind]
+                entries = [each for each in entries if each["step"] < entry["rewind"]]
             else:
                 entries.append(entry)
     return entries
 
 
 def _alert(entry: Mapping[str, Any], rank: int) -> Alert:
-    for name, kind in (("step", int), ("rule", str), ("severity", str), ("message", str)):
-        if not isinstance(entry.get(name), kind):
-            raise ValueError(f"an alert has {name} = {entry.get(name)!r}, expected {kind.__name__}")
-    if entry["severity"] not in SEVERITIES:
-        raise ValueError(f"severity is {entry['severity']!r}, expected {', '.join(SEVERITIES)}")
-    of = entry.get("rank", rank)
-    if not isinstance(of, (int, type(None))):
-        raise ValueError(f"rank is {of!r}, expected an integer or null")
-    channels = entry.get("channels") or [None]
-    value, since = entry.get("value"), entry.get("since")
     return Alert(
         step=entry["step"],
-        rank=of,
-        site=str(entry.get("site", "")),
-        kind=str(entry.get("kind", "")),
-        channel=channels[0] if isinstance(channels[0], int) else None,
+        rank=entry.get("rank", rank),
+        site=entry.get("site", ""),
+        kind=entry.get("kind", ""),
+        channel=entry.get("channels", [None])[0],
         rule=entry["rule"],
-        value=float(value) if isinstance(value, (int, float)) else float("nan"),
+        value=entry.get("value", float("nan")),
         message=entry["message"],
         severity=entry["severity"],
-        since=since if isinstance(since, int) else -1,
-        advice=str(entry.get("advice", "")),
+        since=entry.get("since", -1),
+        advice=entry.get("advice", ""),
     )

@@ -124,7 +124,6 @@ class PartName(NamedTuple):
 
 
 _PART_NAME = re.compile(r"(\d{5,})-(\d{6,})-(\d{3,})-(\d{12,})(?:-(\d{2}))?\.parquet")
-_RANK_NAME = re.compile(r"run-(\d{5,})\.json")
 
 
 def list_parts(run: Path, folder: str, *, every: bool = False) -> list[PartName]:
@@ -164,9 +163,8 @@ def lock_name(rank: int) -> str:
 
 def listed_ranks(names: Collection[str]) -> list[int]:
     """The ranks that have a file of their own among the files of a run directory, ascending."""
-    found = ((name, _RANK_NAME.fullmatch(name)) for name in names)
-    ranks = [(name, int(match[1])) for name, match in found if match]
-    return sorted(rank for name, rank in ranks if rank_json(rank) == name)
+    ranks = [rank for rank in map(owner, names) if rank is not None]
+    return sorted({rank for rank in ranks if rank_json(rank) in names})
 
 
 def owner(file: str) -> int | None:

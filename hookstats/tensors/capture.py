@@ -150,15 +150,8 @@ def _keys(key: KeyFunction, modules: Mapping[str, nn.Module]) -> dict[str, Hasha
     if not callable(key):
         raise ValueError(f"key = {key!r}: expected a function (name, module) -> hashable")
     keys = {name: key(name, module) for name, module in modules.items()}
-    for name, value in keys.items():
-        if not _is_hashable(value):
-            raise ValueError(f"key: {value!r} for {name!r}, expected it to be hashable")
-    return keys
-
-
-def _is_hashable(value: object) -> bool:
     try:
-        hash(value)  # of a tuple, also what is in it
-    except TypeError:
-        return False
-    return True
+        set(keys.values())
+    except TypeError as error:
+        raise ValueError(f"key: {error}; expected hashable values") from error
+    return keys

@@ -89,17 +89,7 @@ def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     assert [alert.step for alert in read_alerts(gone, 0)] == [3, 4]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[1]",
-        "{",
-        '{"step": 1}',
-        '{"rewind": "a"}',
-        '{"step":1,"rule":"","severity":"x"}',
-        '{"step":1,"rule":"","severity":"note","message":"","rank":"a"}',
-    ],
-)
+@pytest.mark.parametrize("line", ["[1]", "{", '{"step": 1}'])
 def test_a_damaged_file_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "alerts-00000.jsonl").write_text(line + "\n")
     with pytest.raises(ValueError, match=r"alerts-00000\.jsonl: damaged"):
