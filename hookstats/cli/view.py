@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from hookstats.cli.alerts import alert_lines
 from hookstats.cli.inputs import check_chosen, choose
+from hookstats.insight.comparison import format_ratio
 from hookstats.records.alerts import incidents_of, worst
-from hookstats.records.keys import Key, label
+from hookstats.records.keys import Key
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.rules import Alert
 from hookstats.rules.replaying import Replay
@@ -19,7 +20,7 @@ from hookstats.runs.format import TENSORS
 from hookstats.runs.run import Run
 from hookstats.show.focus import tensor_of
 from hookstats.show.grid import Cell, grid, require_rich
-from hookstats.show.terminal import MANY_DEAD, format_number, logged
+from hookstats.show.terminal import CELLS, logged
 from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ RECENT = 300
 """The most steps that are read at once: in a long run the present matters more than the past."""
 ALERTS = 4
 """The number of incidents shown."""
+_COLUMNS = ("layer", "kind", "rms", "non-\nfinite", "dead")
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -155,16 +157,9 @@ class View:
     def _cells(self, site: SiteSummary, curves: bool) -> list[Cell]:
         """The row of a site."""
         curve = self._curves[site.name, site.kind]
-        many_dead = site.dead and site.dead >= MANY_DEAD * site.channels
-        return [
-            (label(site.name), ""),
-            (site.kind, ""),
-            *[(draw(curve), "cyan")] * curves,
-            (format_number(site.rms) if site.finite else "-", ""),
-            (change(curve), ""),
-            (str(site.nonfinite), "bold red" if site.nonfinite else ""),
-            (site.dead_of, "yellow" if many_dead else ""),
-        ]
+        layer, kind, rms, nonfinite, dead = (CELLS[name](site) for name in _COLUMNS)
+        curve_cell = [(draw(curve), "cyan")] * curves
+        return [layer, kind, *curve_cell, rms, (format_ratio(_factor(curve)), ""), nonfinite, dead]
 
     def _urgency(self, site: SiteSummary) -> tuple[int, bool, float]:
         """A sort key: the causes of incidents first, the worst before others, then sites with
@@ -187,16 +182,6 @@ def draw(curve: deque[float]) -> str:
         return LEVELS[math.ceil(share * (len(LEVELS) - 1))]
 
     return "".join(map(block, curve))
-
-
-def change(curve: deque[float]) -> str:
-    """The change from the first value to the last: "+12%", "x35"; "" where it is undefined."""
-    factor = _factor(curve)
-    if math.isnan(factor):
-        return ""
-    if factor >= 10:
-        return f"x{factor:.3g}" if math.isfinite(factor) else "from 0"
-    return f"{factor - 1:+.0%}"
 
 
 def _factor(curve: deque[float]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -228,19 +228,10 @@ def _join(
     order = [ordered[i] for i in execution_order([known[row] for row in ordered])]
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    shape = len(columns), len(order)
-    identity = state.IDENTITY[: columns[0].moments.shape[1]]
-    moments = np.tile(np.array(identity), (*shape, 1))
-    tallies = np.zeros((*shape, len(state.TALLIES)), np.int64)
-    observed, recorded = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    died = np.full(shape, -1)
-    for t, read in enumerate(columns):
-        at = place[read.rows]
-        moments[t, at], tallies[t, at] = read.moments, read.tallies
-        observed[t, at], recorded[t, at], died[t, at] = read.observed, read.recorded, read.dead
+    cells = placed(dict(enumerate(columns)), place, (len(columns), len(order)))
     keys = list(rows.keys)
-    seen = observed.T[:, ::-1] > 0
-    last = [spans[shape[0] - 1 - int(row.argmax())] for row in seen]
+    seen = cells["observed"].T[:, ::-1] > 0
+    last = [spans[len(columns) - 1 - int(row.argmax())] for row in seen]
     infos = _infos(run, {keys[i]: steps[slice(*last[place[i]])] for i in order})
     return Overview(
         rank=run.rank,
@@ -248,12 +239,27 @@ def _join(
         spans=spans,
         sites=tuple(infos[keys[i]] for i in order),
         uneven=frozenset(int(place[i]) for i in rows.uneven),
-        moments=moments,
-        tallies=tallies,
-        observed=observed,
-        recorded=recorded,
-        dead=died,
+        **cells,
     )
+
+
+def placed(columns: Mapping[int, Read], place: Int64, shape: tuple[int, int]) -> dict[str, Any]:
+    """The arrays of an `Overview` of `shape` [T, S], by name.
+
+    place: the site of each row of `columns`; -1 for none.
+    """
+    cells = {
+        "moments": np.tile(np.array(state.IDENTITY), (*shape, 1)),
+        "tallies": np.zeros((*shape, len(state.TALLIES)), np.int64),
+        "observed": np.zeros(shape, np.int64),
+        "recorded": np.zeros(shape, np.int64),
+        "dead": np.full(shape, -1),
+    }
+    for t, read in columns.items():
+        at = place[read.rows]
+        for name, array in cells.items():
+            array[t, at[at >= 0]] = getattr(read, name)[at >= 0]
+    return cells
 
 
 def _infos(run: Run, last: dict[Key, tuple[int, ...]]) -> dict[Key, SiteInfo]:

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from hookstats.runs.run import Run
-from hookstats.show.overview import Overview, Read, Rows, merge_steps, read_steps
+from hookstats.show.overview import Overview, Read, Rows, merge_steps, placed, read_steps
 from hookstats.show.progress import track
-from hookstats.stats import state
 
 
 def paired(other: Run, view: Overview, name: str = "the other run") -> Overview:
@@ -32,20 +31,7 @@ def paired(other: Run, view: Overview, name: str = "the other run") -> Overview:
             columns[t].append(read)
     here = {(site.name, site.kind): s for s, site in enumerate(view.sites)}
     place = np.array([here.get(key, -1) for key in rows.keys], np.int64)
-    width = view.moments.shape[2]
-    moments = np.tile(np.array(state.IDENTITY[:width]), (*view.observed.shape, 1))
-    tallies, observed = np.zeros_like(view.tallies), np.zeros_like(view.observed)
-    recorded = np.zeros_like(view.recorded)
-    died = np.full_like(view.dead, -1)
-    for t, several in columns.items():
-        read = merge_steps(several, len(rows.keys))
-        at = place[read.rows]
-        kept = at >= 0
-        known_columns = min(width, read.moments.shape[1])
-        moments[t, at[kept], :known_columns] = read.moments[kept, :known_columns]
-        moments[t, at[kept], known_columns:] = np.nan
-        tallies[t, at[kept]], observed[t, at[kept]] = read.tallies[kept], read.observed[kept]
-        recorded[t, at[kept]], died[t, at[kept]] = read.recorded[kept], read.dead[kept]
+    merged = {t: merge_steps(several, len(rows.keys)) for t, several in columns.items()}
     sites = list(view.sites)
     for s, channels in zip(place.tolist(), rows.channels.tolist(), strict=True):
         if s >= 0:
@@ -55,9 +41,5 @@ def paired(other: Run, view: Overview, name: str = "the other run") -> Overview:
         rank=other.rank,
         sites=tuple(sites),
         uneven=frozenset(int(place[row]) for row in rows.uneven if place[row] >= 0),
-        moments=moments,
-        tallies=tallies,
-        observed=observed,
-        recorded=recorded,
-        dead=died,
+        **placed(merged, place, view.observed.shape),
     )

@@ -81,7 +81,7 @@ def format_number(value: float) -> str:
 
 def _rows(sites: Iterable[SiteSummary], columns: Sequence[str]) -> Iterator[list[Cell]]:
     """The cells of each site, made as they are asked for: there may be a hundred thousand sites."""
-    return ([_CELLS[name](site) for name in columns] for site in sites)
+    return ([CELLS[name](site) for name in columns] for site in sites)
 
 
 def _number(name: str) -> Callable[[SiteSummary], Cell]:
@@ -98,7 +98,7 @@ def _dead(site: SiteSummary) -> Cell:
     return site.dead_of, "yellow" if many else ""
 
 
-_CELLS: dict[str, Callable[[SiteSummary], Cell]] = {
+CELLS: dict[str, Callable[[SiteSummary], Cell]] = {
     "layer": lambda site: (label(site.name), ""),
     "kind": lambda site: (site.kind, ""),
     "shape": lambda site: ("x".join(map(str, site.shape)) or "scalar", ""),

@@ -100,26 +100,9 @@ class Curves {
     context.fillText(curveText(curveValue(curve.values[column])), 0, top + CURVE.height - 9);
   }
 
-  line(context, values, y, colour, dash = []) {
-    context.strokeStyle = colour;
-    context.setLineDash(dash);
-    context.lineWidth = 1.5;
-    context.beginPath();
-    let on = false;
-    values.forEach((x, t) => {
-      if (x === null) return; // steps that are not logged: the line goes on
-      const at = this.x(range.from + t);
-      if (!Number.isFinite(x)) on = false;
-      else {
-        if (on) context.lineTo(at, y(x));
-        else context.moveTo(at, y(x));
-        context.lineTo(at + 0.01, y(x)); // a single point shows, too
-        on = true;
-      }
-    });
-    context.stroke();
-    context.setLineDash([]);
-    context.lineWidth = 1;
+  line(context, values, y, colour, dash) {
+    const logged = values.map((x, t) => [x, t]).filter(([x]) => x !== null); // past others the line goes on
+    polyline(context, logged.map(([x, t]) => (Number.isFinite(x) ? [this.x(range.from + t), y(x)] : null)), colour, 1.5, dash);
   }
 }
 

@@ -146,12 +146,7 @@ function placeSamples(data) {
 function reach(data, name, column) {
   const starts = data.starts[name];
   if (!starts) return data.spans[column];
-  let [low, high] = [0, starts.length - 1];
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (starts[middle] <= column) low = middle;
-    else high = middle - 1;
-  }
+  const low = lastWhere(starts.length - 1, (k) => starts[k] <= column);
   const end = (starts[low + 1] ?? data.columns) - 1;
   let steps = 0;
   for (let t = starts[low]; t <= end; t++) steps += data.spans[t][2];

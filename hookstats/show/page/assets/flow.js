@@ -35,21 +35,9 @@ function drawFlow(canvas, { data, column }) {
     if (nonfinite(data, s * data.columns + column) > 0) context.fillRect(x(k) - plot.w / sites.length / 2, plot.y, Math.max(2, plot.w / sites.length), plot.h);
   });
   for (const { values, colour, width, dash } of lines) {
-    context.strokeStyle = context.fillStyle = colour;
-    context.lineWidth = width;
-    context.setLineDash(dash ?? []);
-    context.beginPath();
-    let on = false;
-    values.forEach((value, k) => {
-      if (value === null) return; // of another type: the line goes on
-      if (!(value > 0 && value < Infinity)) return (on = false);
-      if (on) context.lineTo(x(k), y(value));
-      else context.moveTo(x(k) - 1, y(value));
-      context.lineTo(x(k), y(value));
-      on = true;
-    });
-    context.stroke();
-    context.setLineDash([]);
+    const own = values.map((value, k) => [value, k]).filter(([value]) => value !== null); // past other types the line goes on
+    polyline(context, own.map(([value, k]) => (value > 0 && value < Infinity ? [x(k), y(value)] : null)), colour, width, dash);
+    context.fillStyle = colour;
     if (width > 1 && sites.length < 120) values.forEach((value, k) => value > 0 && context.fillRect(x(k) - 2, y(value) - 2, 4, 4));
   }
   const chosenAt = sites.indexOf(chosen.site);

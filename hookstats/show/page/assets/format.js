@@ -28,6 +28,17 @@ function stepsOf([first, last, n]) {
   return n === 1 ? `step ${first}` : `steps ${first}–${last}`;
 }
 
+// The greatest index up to `high` of which a test holds that holds of all before, too; 0 where it does of none.
+function lastWhere(high, test) {
+  let low = 0;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (test(middle)) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
 // Powers of ten of either sign, and zero, that fit an asinh axis without touching.
 function axisTicks([scale, lo, hi], pixels, gap) {
   const at = (x) => (Math.asinh(x / scale) - lo) / (hi - lo);

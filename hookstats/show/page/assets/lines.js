@@ -30,19 +30,8 @@ function drawLines(canvas, { data, column }) {
   Object.assign(linesPlot, { left: plot.x, width: plot.w });
   const labels = rows.map((row, n) => {
     const colour = css(WAYS[n % WAYS.length]);
-    context.strokeStyle = colour;
-    context.lineWidth = n ? 1.25 : 2;
-    context.beginPath();
-    let on = false;
-    row.forEach((x, k) => {
-      if (!(x > 0 && x < Infinity)) return (on = false);
-      const px = middleOf(range.from + k, plot.x, plot.w);
-      if (on) context.lineTo(px, y(x));
-      else context.moveTo(px - 0.5, y(x));
-      context.lineTo(px, y(x));
-      on = true;
-    });
-    context.stroke();
+    const points = row.map((x, k) => (x > 0 && x < Infinity ? [middleOf(range.from + k, plot.x, plot.w), y(x)] : null));
+    polyline(context, points, colour, n ? 1.25 : 2);
     const end = row.findLast((x) => x > 0 && x < Infinity);
     const site = data.sites[layers[n]];
     return { text: `${label(site)}${site.plain === chosen.kind ? "" : " " + site.plain}`, y: end === undefined ? NaN : y(end), colour, strong: n === 0 };

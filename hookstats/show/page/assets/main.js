@@ -218,12 +218,7 @@ function counterpart(kind) {
 
 // The column of a step; -1 where no column has it.
 function columnOf(step) {
-  let [low, high] = [0, data.columns - 1];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (data.spans[middle][1] < step) low = middle + 1;
-    else high = middle;
-  }
+  const low = lastWhere(data.columns - 1, (t) => t === 0 || data.spans[t - 1][1] < step);
   return data.spans[low][0] <= step && step <= data.spans[low][1] ? low : -1;
 }
 

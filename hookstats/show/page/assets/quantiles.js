@@ -28,18 +28,7 @@ function paintQuantiles(chart) {
       context.fill();
     }
   };
-  const line = (row, colour, width, dash = []) => {
-    context.strokeStyle = colour;
-    context.lineWidth = width;
-    context.setLineDash(dash);
-    for (const [from, to] of stretches(row)) {
-      context.beginPath();
-      if (from === to) context.moveTo(x(from) - 2, chart.up(row[from]));
-      for (let t = from; t <= to; t++) context.lineTo(x(t) + (from === to ? 2 : 0), chart.up(row[t]));
-      context.stroke();
-    }
-    context.setLineDash([]);
-  };
+  const line = (row, ...style) => polyline(context, row.map((p, k) => (Number.isNaN(p) ? null : [x(k), chart.up(p)])), ...style);
   chart.clipped(() => {
     band(rows[0], rows[4], 0.2);
     band(rows[1], rows[3], 0.35);

@@ -103,6 +103,21 @@ function stepAxis(context, spans, left, width, top, column) {
   context.fillText(chosen, at, top + 13);
 }
 
+// A line through points [x, y], which breaks where there is null; a single point shows, too.
+function polyline(context, points, colour, width, dash = []) {
+  context.strokeStyle = colour;
+  context.lineWidth = width;
+  context.setLineDash(dash);
+  context.beginPath();
+  points.forEach((point, k) => {
+    if (!point) return;
+    if (!points[k - 1]) context.moveTo(point[0] - 1, point[1]);
+    context.lineTo(...point);
+  });
+  context.stroke();
+  context.setLineDash([]);
+}
+
 // A line through the chosen step.
 function cursorLine(context, column, left, width, top, height) {
   if (column < range.from || column >= range.to) return;

@@ -64,12 +64,6 @@ function rowOf(rows, s) {
 // encoder.layers.0.norm -> encoder…norm: both ends of a name say more than its middle.
 function elide(context, text, room) {
   if (context.measureText(text).width <= room) return text;
-  let [low, high] = [0, text.length - 1];
   const cut = (keep) => text.slice(0, Math.floor(keep * 0.4)) + "…" + text.slice(text.length - Math.ceil(keep * 0.6));
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (context.measureText(cut(middle)).width <= room) low = middle;
-    else high = middle - 1;
-  }
-  return cut(low);
+  return cut(lastWhere(text.length - 1, (keep) => context.measureText(cut(keep)).width <= room));
 }
