@@ -5,7 +5,9 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hookstats._torch import makes_optimizer_state
@@ -21,6 +23,11 @@ from hookstats.stats.messages import warn
 _OPEN_FOR = 200  # steps of an optimizer, where no step was closed: GANs have fewer for one
 _STOPPED = 20  # the same where steps were, of which each had `_TIMES` fewer
 _TIMES = 10
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """The parameters in all groups of an optimizer."""
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
 class Optimizers:

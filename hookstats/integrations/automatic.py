@@ -38,6 +38,7 @@ from hookstats._torch import (
     takes_step_hooks,
     without_compiled_calls,
 )
+from hookstats.hooks.steps import parameters_of
 from hookstats.integrations.loop import Loop
 from hookstats.stats.messages import RUN, error_text, say
 from hookstats.watching.handle import Watch
@@ -276,10 +277,6 @@ def _is_copied(module: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
     copies of its parameters."""
     own = sum(p.numel() for p in module.parameters() if p.requires_grad)
     return 0 < own == sum(p.numel() for one in optimizers for p in parameters_of(one))
-
-
-def parameters_of(optimizer: Optimizer) -> Iterable[torch.Tensor]:
-    return (p for group in optimizer.param_groups for p in group["params"])
 
 
 class _ByHand:

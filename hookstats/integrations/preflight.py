@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookstats._torch import takes_step_hooks
-from hookstats.integrations.automatic import parameters_of, roots_of
+from hookstats.hooks.steps import parameters_of
+from hookstats.integrations.automatic import roots_of
 from hookstats.preflight.check import examined
 from hookstats.preflight.finding import Line
 from hookstats.preflight.given import Given, unwrapped
@@ -84,14 +85,16 @@ class Preflight:
                 self._check(tensors if isinstance(tensors, Tensor) else next(iter(tensors)))
             backward(tensors, *args, **kwargs)
 
-        Optimizer.__init__ = made  # type: ignore[method-assign, assignment]
-        nn.Module.__call__ = called  # type: ignore[method-assign]
-        torch.autograd.backward = began
-        self._undo = lambda: _set(init, call, backward)
-        try:
+        with ExitStack() as context:
+            for owner, name, new in (
+                (Optimizer, "__init__", made),
+                (nn.Module, "__call__", called),
+                (torch.autograd, "backward", began),
+            ):
+                context.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, new)
+            self._undo = context.close
             yield
-        finally:
-            self._undo()
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         module = unwrapped(module)
@@ -140,9 +143,3 @@ class Preflight:
 
 def _has(module: nn.Module, backward: Backward) -> bool:
     return any(backward.gradients.get(id(p)) is not None for p in module.parameters())
-
-
-def _set(init: Any, call: Any, backward: Any) -> None:
-    Optimizer.__init__ = init  # type: ignore[method-assign]
-    nn.Module.__call__ = call  # type: ignore[method-assign]
-    torch.autograd.backward = backward

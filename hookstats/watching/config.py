@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from hookstats.watching.watch import watch
 
 _NOT_IN_FILES = ("model", "optimizer", "sinks", "mesh")
 _NAMES = tuple(name for name in inspect.signature(watch).parameters if name not in _NOT_IN_FILES)
-_BINS = ("bins", "channel_bins")
-_NONE = ("channel_dim", "max_bytes")
+_NONE = ("bins", "channel_bins", "channel_dim", "max_bytes")
 """Those for which TOML has false in the place of None."""
-_OF_REDUCE = tuple(name for name in inspect.signature(Reduce).parameters if name != "mesh")
+_TABLES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "bins": (bins_from_dict, "false, or a table of bins"),
+    "channel_bins": (bins_from_dict, "false, or a table of bins"),
+    "reduce": (lambda table: Reduce(**table), "a table, such as {every = 100}"),
+}
+"""What makes an argument of a table, and what an error says was expected."""
 
 
 def load_config(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -40,47 +45,23 @@ def load_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         found: dict[str, Any] = _parser().loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"path = {str(path)!r}: expected TOML ({error})") from error
-    for name in found:
+    for name, value in found.items():
         if name not in _NAMES:
             raise ValueError(
                 f"{path} has {name!r}{did_you_mean(name, _NAMES)}: expected arguments of watch, "
                 f"{', '.join(_NAMES)}"
             )
-    for name in _BINS:
-        if name in found:
-            found[name] = _bins(f"{path} has {name}", found[name])
-    for name in _NONE:
-        if found.get(name) is False:
+        if value is False and name in _NONE:
             found[name] = None
-    if "reduce" in found:
-        found["reduce"] = _reduce(f"{path} has reduce", found["reduce"])
+        elif name in _TABLES:
+            make, expected = _TABLES[name]
+            try:
+                found[name] = make(value)
+            except (AttributeError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{path} has {name} = {value!r}: expected {expected} ({error})"
+                ) from error
     return found
-
-
-def _reduce(what: str, value: Any) -> Reduce:
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} = {value!r}: expected a table, such as {{every = 100}}")
-    for name in value:
-        if name not in _OF_REDUCE:
-            raise ValueError(
-                f"{what} with {name!r}{did_you_mean(name, _OF_REDUCE)}: expected "
-                f"{', '.join(_OF_REDUCE)}"
-            )
-    try:
-        return Reduce(**value)
-    except ValueError as error:
-        raise ValueError(f"{what} = {value!r}: {error}") from error
-
-
-def _bins(what: str, value: Any) -> Any:
-    if value is False:
-        return None
-    try:
-        return bins_from_dict(value)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{what} = {value!r}: expected false, or a table of bins ({error})") from (
-            error
-        )
 
 
 def _parser() -> Any:

@@ -6,8 +6,7 @@ Gradients are told apart by identity and by the version that torch counts for ch
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from hookstats._torch import is_plain, makes_optimizer_state
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.inert import Hook
+from hookstats.hooks.steps import parameters_of
 from hookstats.rules.facts import LoopFact, What
 
 _FIRST = 64
@@ -154,11 +154,11 @@ class _Stepping:
 
     def _look_for_any(self, optimizer: Optimizer) -> None:
         """Look at whether the step has any gradient."""
-        if any(p.grad is not None for p in _parameters(optimizer)):
+        if any(p.grad is not None for p in parameters_of(optimizer)):
             self._none = 0
             return
         self._none += 1
-        several = [p for p in _parameters(optimizer) if p.requires_grad]
+        several = [p for p in parameters_of(optimizer) if p.requires_grad]
         if self._none == _LASTS and several:
             known = next((p for p in several if self._loop.knows(p)), None)
             self._loop.told("foreign" if known is None else "none", known, len(several))
@@ -231,10 +231,6 @@ class _StepHook(Hook):
 
 
 break_graphs(_StepHook.__call__, "hookstats looks at the gradients of a step")
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
 def _smallest(optimizer: Optimizer) -> list[tuple[int, int]]:

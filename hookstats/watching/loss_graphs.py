@@ -12,6 +12,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
 from hookstats._torch import is_flattened, is_plain, shape_of_node
+from hookstats.hooks.steps import parameters_of
 from hookstats.rules.facts import LEAF, OPAQUE, Graph, Leaf, Node
 from hookstats.rules.history import is_loss
 from hookstats.stats.messages import error_text
@@ -132,12 +133,7 @@ class LossGraphs:
         by that: those of FSDP are others while the model computes."""
         models = [model for model in (known() for known in self._models) if model is not None]
         parameters = [p for model in models for p in model.parameters()]
-        trained = {
-            id(p)
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for p in group["params"]
-        }
+        trained = {id(p) for optimizer in self._optimizers for p in parameters_of(optimizer)}
         are_own = all(is_plain(p) and not is_flattened(p) for p in parameters)
         return {id(p) for p in parameters}, trained, are_own and bool(parameters)
 

@@ -17,13 +17,12 @@ MOST_WAITING = 64
 
 
 class _Notified:
-    """An action, its thread, and how many incidents it was given and has returned from."""
+    """An action and its thread."""
 
     def __init__(self, action: OnIncident) -> None:
         self.action = action
         self.name = f"action {getattr(action, '__qualname__', None) or repr(action)}"
         self.worker = Worker("hookstats-action")
-        self.given = self.returned = 0  # each is changed by one thread
 
 
 class Notices:
@@ -41,10 +40,9 @@ class Notices:
     def send(self, incident: Incident) -> None:
         """Have the actions called with an incident."""
         for one in self._notified:
-            if one.given - one.returned >= MOST_WAITING:
+            if one.worker.waiting >= MOST_WAITING:
                 notify(self._failures, one.name, f"{MOST_WAITING} incidents wait; others are lost")
                 continue
-            one.given += 1
             one.worker.call([partial(self._tell, one, incident)])
 
     def hurry(self) -> None:
@@ -56,7 +54,7 @@ class Notices:
         self.hurry()
         for one in self._notified:
             if not one.worker.wait(patience):
-                lost = one.given - one.returned
+                lost = one.worker.waiting
                 why = f"no return within {patience:g} s; {lost} of its incidents may be lost"
                 notify(self._failures, one.name, why)
             one.worker.end()
@@ -75,5 +73,3 @@ class Notices:
             # Of a later error of the same action nothing more is said than that it came.
             why = f"{error_text(error)}; the incident of step {incident.step} is in the run only"
             notify(self._failures, one.name, why)
-        finally:
-            one.returned += 1

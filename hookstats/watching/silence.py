@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.hooks.dynamo import run_untraced
+from hookstats.hooks.steps import parameters_of
 from hookstats.stats.messages import warn
 
 _MANY = 20
@@ -92,8 +93,8 @@ class Silence:
         trains = self._strangers.get(optimizer)
         if trains is None:
             of_models = {id(p) for model in self._alive() for p in model.parameters()}
-            given = (p for group in optimizer.param_groups for p in group["params"])
-            trains = self._strangers[optimizer] = any(id(p) in of_models for p in given)
+            trains = any(id(p) in of_models for p in parameters_of(optimizer))
+            self._strangers[optimizer] = trains
         if not trains:
             return
         self._steps += 1
@@ -122,7 +123,7 @@ class Silence:
         self._tell("silent", f"{what}, and no step was closed, so that none is recorded; {helps}")
 
     def _look_for_modules(self, optimizers: Iterable[Optimizer]) -> None:
-        given = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+        given = {id(p) for one in optimizers for p in parameters_of(one)}
         new = [
             name
             for model in self._alive()

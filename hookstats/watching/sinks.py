@@ -31,13 +31,17 @@ class Worker:
         self._name = name
         self._calls: SimpleQueue[Action | None] = SimpleQueue()
         self._returned: SimpleQueue[None] = SimpleQueue()
-        self.waiting = 0
-        """The calls that `wait` has not seen return."""
+        self._given = self._seen = 0  # calls, and returns that `wait` has seen
         self.thread: threading.Thread | None = None
         self.is_lost = False
         """Whether a call did not return in time; nothing is called any more."""
         self.spent = 0.0
         """The CPU time, in seconds, that the thread has taken."""
+
+    @property
+    def waiting(self) -> int:
+        """The calls that have not returned."""
+        return self._given - self._seen - self._returned.qsize()
 
     def call(self, actions: Iterable[Action]) -> None:
         """Have the thread call these; what they raise is lost."""
@@ -46,15 +50,15 @@ class Worker:
                 action()
                 continue
             self._calls.put(action)
-            self.waiting += 1
+            self._given += 1
 
     def wait(self, patience: float) -> bool:
         """Whether all calls have returned, each within `patience` seconds of the one before."""
         left = Patience(patience)
-        while self.waiting and not self.is_lost:
+        while self._given > self._seen and not self.is_lost:
             with suppress(Empty):
                 self._returned.get(timeout=left.tick)
-                self.waiting -= 1
+                self._seen += 1
                 left = Patience(patience)
                 continue
             self.is_lost = left.is_over()

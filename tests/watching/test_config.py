@@ -53,8 +53,11 @@ def test_a_file_configures_watch(tmp_path: Path) -> None:
         ("optimizer = 1", "has 'optimizer'"),
         ("mesh = 1", "has 'mesh'"),
         ("reduce = 1", "has reduce = 1: expected a table, such as {every = 100}"),
-        ("reduce = {evry = 1}", "has reduce with 'evry'; did you mean 'every'.: expected every, "),
-        ("reduce = {every = 0}", "has reduce = .*: every = 0: expected an integer, 1 or more"),
+        ("reduce = {evry = 1}", "has reduce = .*: expected a table.*'evry'"),
+        (
+            "reduce = {every = 0}",
+            "has reduce = .*: expected a table.*every = 0: expected",
+        ),
         ("every = ", "expected TOML"),
         ("bins = 64", "has bins = 64: expected false, or a table of bins"),
         ("bins = {type = 'log', bits = 3}", "has bins = .*: expected false, or a table of bins"),
