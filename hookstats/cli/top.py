@@ -93,12 +93,9 @@ def fit(view: View, console: Console, limit: int | None) -> RenderableType:
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
     """A function that waits some seconds for a key, and returns whether it was q."""
-    try:
-        import termios
-        import tty
-    except ImportError:  # Windows
-        yield _only_wait
-        return
+    import termios
+    import tty
+
     if not sys.stdin.isatty():
         yield _only_wait
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -180,16 +181,12 @@ def bins_of(header: Mapping[str, Any], name: str) -> Bins | None:
         return value
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} = {value!r}: expected LinearBins, LogBins, its dict or None")
-    text = repr(value)
-    if (known := _known_bins.get(text)) is None:
-        known = bins_from_dict(value)
-        if len(_known_bins) < _MOST_BINS:
-            _known_bins[text] = known
-    return known
+    return _bins(json.dumps(value))
 
 
-_MOST_BINS = 64
-_known_bins: dict[str, LinearBins | LogBins] = {}  # by their description: each header is read often
+@lru_cache(maxsize=64)  # each header is read often
+def _bins(text: str) -> LinearBins | LogBins:
+    return bins_from_dict(json.loads(text))
 
 
 def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.scaled import scaled
@@ -292,7 +291,9 @@ class Parts:
         """Some columns of the rows of some records of a part."""
         with open_part(self.run, name, folder) as file:
             table = file.read(columns)
-        valid = is_valid(places, table.num_rows)
+        valid = np.zeros(table.num_rows, np.bool_)
+        for where in places:
+            valid[where.first : where.first + where.rows] = True
         return table if valid.all() else table.filter(valid)
 
     def places(self, folder: str) -> dict[PartName, list[Where]]:
@@ -325,11 +326,3 @@ class Parts:
         sites = sites_of(described, self._texts)
         self._sites[rank] = self._sites[-1] = described, sites
         return sites
-
-
-def is_valid(places: Sequence[Where], rows: int) -> NDArray[np.bool_]:
-    """bool [rows]: which rows of a part are those of records at these places."""
-    valid = np.zeros(rows, np.bool_)
-    for where in places:
-        valid[where.first : where.first + where.rows] = True
-    return valid

@@ -232,11 +232,7 @@ class RankScalars(ScalarsByName):
     def _read(self) -> dict[str, ScalarSeries]:
         found = [scalars._read() for scalars in self._ranks()]
         known = self._known
-        if (
-            known is None
-            or len(known[0]) != len(found)
-            or any(one is not other for one, other in zip(known[0], found, strict=True))
-        ):
+        if known is None or [*map(id, known[0])] != [*map(id, found)]:
             names = dict.fromkeys(name for series in found for name in series)
             merged = {n: _merged_series(n, [each[n] for each in found if n in each]) for n in names}
             known = self._known = found, merged

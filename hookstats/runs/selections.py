@@ -17,8 +17,7 @@ from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.runs.decode import list_offsets, list_values, numbers, one_chunk
 from hookstats.runs.format import HISTOGRAM, TENSORS, PartName
 from hookstats.runs.merged import MergedRecords
-from hookstats.runs.part_file import open_part
-from hookstats.runs.parts import Parts, is_valid
+from hookstats.runs.parts import Parts
 from hookstats.stats.state import TALLIES
 
 Choose = Callable[[Collection[Key]], list[Key]]
@@ -116,17 +115,14 @@ class Selection:
                 yield self._table(name, rows, columns)
 
     def _table(self, name: PartName, rows: Int64, columns: Sequence[str]) -> tuple[Any, Int64]:
-        folder = self._folder
         try:
-            with open_part(self._parts.run, name, folder) as file:
-                table = file.read(columns)
-                return table, np.flatnonzero(is_valid(self._places[name], table.num_rows))[rows]
+            return self._parts.read(self._folder, name, self._places[name], columns), rows
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 errno.ENOENT, "deleted since the series was asked for; ask for it again", str(name)
             ) from error
         except (OSError, ValueError) as error:
-            self._parts.skip(folder, name, error)
+            self._parts.skip(self._folder, name, error)
             raise
 
 

@@ -17,7 +17,7 @@ from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.format import CHANNELS, TENSORS
 from hookstats.runs.merged import MergedRecords
 from hookstats.runs.parts import Parts
-from hookstats.runs.selections import Selection, choose, dtype_of
+from hookstats.runs.selections import Selection, choose
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import Statistics, dead, statistic
@@ -101,13 +101,13 @@ class SiteSeries(ArrayStatistics):
     @property
     def observed(self) -> Int64:
         """int64 [S]: calls merged into each step."""
-        return self._column("observed")
+        return self._state("observed")
 
     @property
     def dead(self) -> Int64:
         """int64 [S]: the dead channels, see `insight.dead`; of merged ranks -1 in steps whose
         channels were not kept."""
-        return self._column("dead").astype(np.int64)
+        return self._state("dead").astype(np.int64)
 
     def stats(self, i: int) -> ChannelStats:
         """The statistics of the channels in step ``steps[i]``, with histograms; where they were
@@ -131,9 +131,6 @@ class SiteSeries(ArrayStatistics):
         return self._series._tensors.hist(self._rows).dense(slice(None), self.bins.slots)
 
     def _state(self, name: str) -> NDArray[Any]:
-        return self._column(name)
-
-    def _column(self, name: str) -> NDArray[Any]:
         column: NDArray[Any] = self._series._tensors.column(name)[self._rows]
         return column
 
@@ -152,7 +149,7 @@ class ChannelSeries(ArrayStatistics):
     @cached_property
     def _rows(self) -> slice:
         selection = self._series._channels
-        if selection is None or self._key not in selection.keys:
+        if self._key not in selection.keys:
             return slice(0, 0)
         site = selection.keys.index(self._key)
         return slice(*selection.bounds[site : site + 2])
@@ -160,8 +157,6 @@ class ChannelSeries(ArrayStatistics):
     @property
     def steps(self) -> Int64:
         """int64 [S]: the steps that have their channels, ascending."""
-        if self._series._channels is None:
-            return np.zeros(0, np.int64)
         return np.unique(self._series._channels.steps[self._rows])
 
     @property
@@ -171,8 +166,6 @@ class ChannelSeries(ArrayStatistics):
 
     def _state(self, name: str) -> NDArray[Any]:
         selection = self._series._channels
-        if selection is None:
-            return np.zeros((0, 0), dtype_of(name))
         steps, channels = np.unique(selection.steps[self._rows], return_counts=True)
         if len(set(channels.tolist())) > 1:
             name, kind = self._key
@@ -211,14 +204,12 @@ class Series(Mapping[Key, SiteSeries]):
         }
 
     @cached_property
-    def _channels(self) -> Selection | None:
-        """The rows of their channels; None where no step has any."""
+    def _channels(self) -> Selection:
+        """The rows of their channels."""
 
         def chosen(keys: Collection[Key]) -> list[Key]:
             return [key for key in keys if key in self._sites]
 
-        if not any(self._parts.channels.values()):
-            return None
         return Selection(self._parts, self._records, CHANNELS, chosen)
 
     @property

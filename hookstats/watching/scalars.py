@@ -39,7 +39,10 @@ class StepScalars(NamedTuple):
 
     def resolved(self) -> dict[str, float]:
         """The values as numbers; waits for the devices."""
-        return resolve(self.values)
+        return {
+            name: value.wait() if isinstance(value, OnDevice) else value
+            for name, value in self.values.items()
+        }
 
 
 class OnDevice:
@@ -59,14 +62,6 @@ class OnDevice:
         while not self._event.query():
             time.sleep(_POLL_SECONDS)
         return self._finish(self._value)
-
-
-def resolve(values: Mapping[str, float | OnDevice]) -> dict[str, float]:
-    """The values as numbers; waits for the devices."""
-    return {
-        name: value.wait() if isinstance(value, OnDevice) else value
-        for name, value in values.items()
-    }
 
 
 def as_scalar(name: str, value: Any) -> float | OnDevice:

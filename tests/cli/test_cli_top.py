@@ -62,9 +62,9 @@ def test_once_prints_one_frame(tmp_path: Path) -> None:
     assert re.fullmatch(rf"{run}: step 5, 6 recorded, written \d+ s ago", result.words[0])
     assert result.words[2:4] == ["non-", "layer kind rms, last 12 rms change finite dead"]
     assert result.words[4:7] == [
-        "sick output ██████ 1.00 +0% 1 0/4",
+        "sick output ██████ 1.00 same 1 0/4",
         "doubles output ▂▂▂▃▅█ 32.0 x32 0 0/4",
-        "rest output ██████ 1.00 +0% 0 0/4",
+        "rest output ██████ 1.00 same 0 0/4",
     ]
     alerts = result.words[result.words.index("") + 7 :]
     assert any("step 4" in words and "'sick'" in words for words in alerts)
