@@ -25,7 +25,7 @@ from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
+    from rich.text import Text
 
 WINDOW = 12
 """The number of recorded steps that the change and the curve of a site cover."""
@@ -119,7 +119,7 @@ class View:
         if self._logged:
             yield self._logged
         yield ""
-        yield self._table(console, rows)
+        yield from self._table(console, rows)
         if rows < len(self.sites):
             yield f"... and {len(self.sites) - rows} more"
         yield ""
@@ -140,7 +140,7 @@ class View:
         written = [part.stat().st_mtime for part in (self.run.path / TENSORS).glob("*.parquet")]
         return f", written {time.time() - max(written):.0f} s ago" if written else ""
 
-    def _table(self, console: Console, rows: int) -> Table:
+    def _table(self, console: Console, rows: int) -> Iterator[Text]:
         curves = console.encoding.startswith("utf")
         columns = (
             *("layer", "kind"),

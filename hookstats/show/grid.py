@@ -13,7 +13,7 @@ from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
 Cell = tuple[str, str]
 """A text and its style, "" for none."""
@@ -47,38 +47,11 @@ def print_grid(
     console: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]], **layout: Any
 ) -> None:
     """Print a `grid`."""
-    if console.is_terminal:
-        console.print(grid(console, columns, rows, **layout), crop=False)
-    else:  # by rich, ten thousand rows take ten seconds
-        print(*_lines(columns, rows, **layout), sep="\n", file=console.file)
-
-
-def _lines(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Cell]],
-    *,
-    text: int,
-    elided: int,
-    title: str | None = None,
-) -> Iterator[str]:
-    """The lines of a `grid` that is no terminal's."""
-    heads = [name.split("\n")[::-1] for name in columns]
-    table = [
-        *[*zip_longest(*heads, fillvalue="")][::-1],
-        *([printable(cell) for cell, _ in row] for row in rows),
-    ]
-    cell_len = require_rich().cells.cell_len
-    lengths = [[len(x) if x.isascii() else cell_len(x) for x in row] for row in table]
-    widths = [max(column) for column in zip(*lengths, strict=True)]
-    if title is not None:
-        yield printable(title)
-    for row, length in zip(table, lengths, strict=True):
-        gaps = [" " * (width - own) for width, own in zip(widths, length, strict=True)]
-        cells = [
-            x + gap if i < text else gap + x
-            for i, (x, gap) in enumerate(zip(row, gaps, strict=True))
-        ]
-        yield " ".join(cells).rstrip()
+    for line in grid(console, columns, rows, **layout):
+        if console.is_terminal:
+            console.print(line, crop=False)
+        else:  # by rich, ten thousand lines take seconds
+            print(line.plain, file=console.file)
 
 
 def grid(
@@ -89,34 +62,34 @@ def grid(
     text: int,
     elided: int,
     title: str | None = None,
-) -> Table:
-    """A table for this console; in a pipe every row is one line, and nothing is left out.
+) -> Iterator[Text]:
+    """The lines of a table for this console; in a pipe nothing is left out.
 
     Cells are made `printable`.
 
     columns: headers, which may have several lines. text: the number of leading columns that are
     text; the others are numbers. elided: the number of leading columns that are elided where the
-    terminal is too narrow; other text is folded.
+    terminal is too narrow.
     """
     rich = require_rich()
-    table: Table = rich.table.Table(
-        title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    rows = [[(printable(cell), style) for cell, style in row] for row in rows]
-    widths = _widths(columns, rows)
+    body = [[(printable(cell), style) for cell, style in row] for row in rows]
+    widths = _widths(columns, body)
     if console.is_terminal:
         room = console.width - _width(widths[elided:]) - 1
-        rows = _elide(rows, widths[:elided], room, console.encoding.startswith("utf"))
-    else:
-        table.width = _width(widths)
-    for i, name in enumerate(columns):
-        if i < text:
-            table.add_column(name, overflow="fold")
-        else:
-            table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(rich.text.Text(*cell) for cell in row))
-    return table
+        body = _elide(body, widths[:elided], room, console.encoding.startswith("utf"))
+        widths = _widths(columns, body)
+    heads = [*zip_longest(*(name.split("\n")[::-1] for name in columns), fillvalue="")][::-1]
+    if title is not None:
+        yield rich.text.Text(printable(title), "table.title")
+    for row in (*([(name, "table.header") for name in names] for names in heads), *body):
+        line = rich.text.Text()
+        for i, ((cell, style), width) in enumerate(zip(row, widths, strict=True)):
+            gap = " " * (width - _len(cell))
+            line.append(" " * bool(i) + ("" if i < text else gap))
+            line.append(cell, style)
+            line.append(gap if i < text else "")
+        line.rstrip()
+        yield line
 
 
 def fits(console: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bool:
@@ -126,11 +99,14 @@ def fits(console: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]
 
 def _widths(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> list[int]:
     """The width of each column, in cells of the terminal."""
-    cell_len = require_rich().cells.cell_len
-    widths = [max(map(cell_len, name.split("\n"))) for name in columns]
+    widths = [max(map(_len, name.split("\n"))) for name in columns]
     for row in rows:
-        widths = [max(width, cell_len(cell)) for width, (cell, _) in zip(widths, row, strict=True)]
+        widths = [max(width, _len(cell)) for width, (cell, _) in zip(widths, row, strict=True)]
     return widths
+
+
+def _len(text: str) -> int:
+    return len(text) if text.isascii() else int(require_rich().cells.cell_len(text))
 
 
 def _width(widths: Sequence[int]) -> int:
@@ -139,8 +115,8 @@ def _width(widths: Sequence[int]) -> int:
 
 
 def _elide(
-    rows: Sequence[Sequence[Cell]], widths: Sequence[int], room: int, unicode: bool
-) -> Sequence[Sequence[Cell]]:
+    rows: list[list[Cell]], widths: Sequence[int], room: int, unicode: bool
+) -> list[list[Cell]]:
     """The rows with their leading columns in `room` cells; the widest of them are shortened."""
     cap = max(widths, default=0)
     while cap > _LEAST and sum(min(width, cap) for width in widths) + len(widths) - 1 > room:
@@ -149,7 +125,7 @@ def _elide(
         if width > cap:
             short = elide([row[i][0] for row in rows], cap, "…" if unicode else "..")
             rows = [
-                (*row[:i], (name, row[i][1]), *row[i + 1 :])
+                [*row[:i], (name, row[i][1]), *row[i + 1 :]]
                 for row, name in zip(rows, short, strict=True)
             ]
     return rows

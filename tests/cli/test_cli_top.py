@@ -181,7 +181,7 @@ def test_of_a_long_run_the_last_steps_are_read(tmp_path: Path) -> None:
     )
     result = call("top", run)
     assert result.words[0] == f"{run}: step 303, 304 recorded, the first 4 not read, closed"
-    assert "a output ████████████ 303 +4% 0 0/2" in result.words
+    assert "a output ████████████ 303 +3.8% 0 0/2" in result.words
 
 
 @contextmanager

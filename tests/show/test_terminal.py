@@ -237,10 +237,10 @@ def test_trouble_is_coloured() -> None:
     assert YELLOW not in line_of(one_dead)
     two_dead = one_dead.clone()
     two_dead[:, 1] = 0
-    assert f"{YELLOW} 2/8" in line_of(two_dead)
+    assert f"{YELLOW}2/8" in line_of(two_dead)
     infinite = healthy.clone()
     infinite[0, 3] = math.inf
-    assert f"{RED}     1" in line_of(infinite)
+    assert f"{RED}1" in line_of(infinite)
 
 
 def test_a_record_without_sites_has_a_header() -> None:
