@@ -20,10 +20,7 @@ from hookstats.watching.settings import (
     KINDS_BY_DEFAULT,
     Settings,
     as_optimizers,
-    check_max_bytes,
-    check_mesh,
-    check_out,
-    check_sinks,
+    check_others,
 )
 from hookstats.watching.watch import watch
 
@@ -82,10 +79,7 @@ def check_values(options: Mapping[str, Any]) -> None:
     if given["kinds"] is None:
         given["kinds"] = KINDS_BY_DEFAULT
     Settings(**{name: given[name] for name in Settings._fields}).checked()
-    check_max_bytes(given["max_bytes"])
-    check_out(given["append"], given["overwrite"])
-    check_mesh(given["mesh"])
-    check_sinks(given["sinks"])
+    check_others(**{name: given[name] for name in signature(check_others).parameters})
     as_rules(given["rules"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import overload
 
 import torch
@@ -11,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats.hooks.attach import check_model, make_reachable
 from hookstats.hooks.inert import marked
-from hookstats.records.keys import Kind, parse_kind
+from hookstats.records.keys import Kind, did_you_mean, parse_kind
 from hookstats.tensors.edit_hooks import GradientOfOutputEdit, InputEdit, OutputEdit, edit_gradient
 from hookstats.tensors.editor import EditFunction, Editor
 
@@ -145,8 +144,7 @@ def _parse(kind: str) -> Kind:
     """The parts of a kind that can be edited; a ValueError for any other kind."""
     found = parse_kind(kind) if isinstance(kind, str) else None
     if found is None or found.plain not in KINDS or found.phase is not None:
-        close = difflib.get_close_matches(str(kind), KINDS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(str(kind), KINDS, most=1)
         if kind == "grad_input":
             hint = "; for the gradient of an input, edit(tensor, fn)"
         raise ValueError(

@@ -130,18 +130,6 @@ def _check_every(every: object) -> int | str:
         ) from None
 
 
-def check_max_bytes(max_bytes: object) -> int | None:
-    """`max_bytes` as an int, or None.
-
-    Raises:
-        ValueError: it is neither, such as "10GB".
-    """
-    try:
-        return check_optional_integer("max_bytes", max_bytes, 1)
-    except ValueError as error:
-        raise ValueError(f"{error}; 10 GiB are 10 << 30, 10 GB are 10 * 10**9") from None
-
-
 def check_order(model: object, optimizer: object) -> None:
     """Raise a ValueError where the model and the optimizer change places."""
     if isinstance(model, Optimizer) and (optimizer is None or isinstance(optimizer, nn.Module)):
@@ -255,22 +243,24 @@ def together(models: Mapping[str, nn.Module]) -> nn.Module:
     return root
 
 
-def check_out(append: object, overwrite: object) -> None:
-    """Raise a ValueError unless both are bools, and not both are true."""
+def check_others(
+    max_bytes: object, append: object, overwrite: object, mesh: object, sinks: object
+) -> int | None:
+    """Check the arguments of `watch` that are no settings; `max_bytes` as an int, or None.
+
+    Raises:
+        ValueError: one is wrong, such as max_bytes = "10GB"; the message names it.
+    """
     for name, value in (("append", append), ("overwrite", overwrite)):
         if not isinstance(value, bool):
             raise ValueError(f"{name} = {value!r}: expected True or False")
     if append and overwrite:
         raise ValueError("append = overwrite = True: expected at most one of them")
-
-
-def check_mesh(mesh: object) -> None:
-    """Raise a ValueError unless `mesh` is a DeviceMesh whose dimensions have names, or None."""
     if not (mesh is None or (isinstance(mesh, DeviceMesh) and mesh.mesh_dim_names)):
         raise ValueError(f"mesh = {mesh!r}: expected a DeviceMesh with mesh_dim_names, or None")
-
-
-def check_sinks(sinks: object) -> None:
-    """Raise a ValueError unless `sinks` is a sequence of callables."""
     if not (isinstance(sinks, Sequence) and all(map(callable, sinks))):
         raise ValueError(f"sinks = {sinks!r}: expected a sequence of callables")
+    try:
+        return check_optional_integer("max_bytes", max_bytes, 1)
+    except ValueError as error:
+        raise ValueError(f"{error}; 10 GiB are 10 << 30, 10 GB are 10 * 10**9") from None

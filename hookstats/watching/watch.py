@@ -35,11 +35,8 @@ from hookstats.watching.settings import (
     Settings,
     as_models,
     as_optimizers,
-    check_max_bytes,
-    check_mesh,
     check_order,
-    check_out,
-    check_sinks,
+    check_others,
     models_with_inputs,
     together,
     with_default,
@@ -199,11 +196,9 @@ def watch(
     check_order(model, optimizer)
     models = as_models(model)
     optimizers = as_optimizers(optimizer)
-    max_bytes = check_max_bytes(max_bytes)
-    check_out(append, overwrite)
+    max_bytes = check_others(max_bytes, append, overwrite, mesh, sinks)
     if NUMBER in str(out):  # whose run is always new
         append = overwrite = False
-    check_mesh(mesh)
     kinds, has_default = with_default(kinds)
     by_default = has_default and include is None
     settings = Settings(
@@ -212,7 +207,6 @@ def watch(
     for one in models.values():
         if settings.mask is not None and not isinstance(one, torch.jit.ScriptModule):
             place_of_argument(one, settings.mask)
-    check_sinks(sinks)
     if not (reduce is None or isinstance(reduce, Reduce)):
         raise ValueError(f"reduce = {reduce!r}: expected a hookstats.Reduce or None")
     exchange = None if reduce is None else Exchange(reduce)
