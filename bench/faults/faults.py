@@ -298,7 +298,7 @@ FAULTS = (
     Fault(
         name="numerics/scale-collapse",
         base="gpt-fp16",
-        says=("loss scale", "non-finite", *_LOSS),
+        says=("non-finite", *_LOSS),
         step=LATE,
         start=plant.with_loss(lambda loss: 1e6 * loss),
     ),

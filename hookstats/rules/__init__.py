@@ -8,7 +8,7 @@ from hookstats.records.alerts import Alert, Incident
 from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Dropout
 from hookstats.rules.defaults import Rules, advice_of, as_rules, default_rules
-from hookstats.rules.half import LossScale, Underflow
+from hookstats.rules.half import Underflow
 from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loop import Loop, Mode
@@ -43,7 +43,6 @@ __all__ = [
     "Loop",
     "Loss",
     "LossGraph",
-    "LossScale",
     "Mode",
     "Monitor",
     "NonFinite",

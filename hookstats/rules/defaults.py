@@ -10,7 +10,7 @@ from hookstats.records.alerts import Alert
 from hookstats.rules.actions import OnIncident
 from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Dropout
-from hookstats.rules.half import LossScale, Underflow
+from hookstats.rules.half import Underflow
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loop import Loop, Mode
 from hookstats.rules.loss import Loss
@@ -35,7 +35,6 @@ _DEFAULT: tuple[type[Rule], ...] = (
     Inputs,
     RepeatedInputs,
     NonFinite,
-    LossScale,
     Accumulation,
     Logits,
     Targets,

@@ -134,9 +134,6 @@ class History:
         """The number of the step that was pushed before it."""
         self.past_steps: list[int] = []
         """The steps that were pushed before it, oldest first, `WINDOW` + 1 at most."""
-        self.unclosed = 0
-        """How many iterations, of those whose scalars are checked, closed no step in a row, each of
-        as many micro-batches as any step had. 0 where scalars are those of a closed step."""
         self.classes: int | None = None
         """The number of channels of the last output in execution order: the classes that a
         classifier tells apart; None before there is one."""
@@ -194,9 +191,6 @@ class History:
         """bool [S]: which sites have non-finite values in this step that are no mask's."""
         self.nonfinite_steps = 0
         """In how many steps in a row, with this one, any site had."""
-        self.calls: Float64
-        """float64 [S]: calls merged into each site in this step, by their mean in the steps before;
-        NaN in the first step of a site."""
         self.dead: Flags
         """bool [R]: whether each channel of an input, output or choice is dead in this step, see
         `stats.derived.dead`."""
@@ -216,7 +210,7 @@ class History:
         self._of_values = np.empty(0, bool)  # bool [R]: those that may be dead
         self._all_rms = np.empty((0, WINDOW))
         self._all_start = np.empty((0, 1))
-        self._all_seen = np.zeros((0, 3), np.int64)  # in how many steps, when last, calls
+        self._all_seen = np.zeros((0, 2), np.int64)  # in how many steps, when last
         self._all_dead = np.zeros((3, 0), np.int64)  # steps, values, since
 
     @property
@@ -287,7 +281,7 @@ class History:
         `steps`, as of this one: their names."""
         if self.pushed < steps + after:
             return []
-        seen, last, _ = self._all_seen.T
+        seen, last = self._all_seen.T
         gone = (last == self.pushed - steps) & (seen == last)
         names = list(self._known) if gone.any() else []
         return [names[i][0] for i in np.flatnonzero(gone).tolist() if names[i][1] == kind]
@@ -352,14 +346,11 @@ class History:
         masks = (column("nan") + column("posinf") == 0) & (column("zero") == column("count"))
         self.nonfinite = (bad > 0) & ~(self.sites.arguments & masks) & ~self.sites.attention
         self.nonfinite_steps = self.nonfinite_steps + 1 if self.nonfinite.any() else 0
-        seen_before, _, calls_before = self._all_seen[at].T
+        seen_before = self._all_seen[at, 0]
         begins = seen_before < _START
         self._all_start[at[begins], 0] = np.fmax(self._all_start[at[begins], 0], self.rms[begins])
         self.start_rms = np.where(begins, np.nan, self._all_start[at, 0])
-        calls = np.asarray(record.observed, np.int64)
-        self.calls = calls * seen_before / calls_before
-        last = np.full(len(at), self.pushed)
-        self._all_seen[at] = np.stack((seen_before + 1, last, calls_before + calls), 1)
+        self._all_seen[at] = np.stack((seen_before + 1, np.full(len(at), self.pushed)), 1)
 
     def _push_dead(self) -> None:
         count = self.channels("count")

@@ -116,14 +116,9 @@ class Monitor:
         if values:
             self._act(self._checked("scalars", partial(self._examine_scalars, step, values)))
 
-    def write_unclosed(self, step: int, values: Mapping[str, float], iteration: int) -> None:
-        """Check the scalars of an iteration that closed no step, and act on the alerts.
-
-        iteration: how many of them the open step has so far.
-        """
-        self._history.unclosed = iteration
+    def write_unclosed(self, step: int, values: Mapping[str, float]) -> None:
+        """Check the scalars of an iteration that closed no step, and act on the alerts."""
         self._act(self._checked("scalars", partial(self._examine_scalars, step, values)))
-        self._history.unclosed = 0
 
     def write_fact(self, step: int, fact: Fact) -> None:
         """Check what is seen of the training without reading a tensor, and act on the alerts."""

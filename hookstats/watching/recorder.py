@@ -521,11 +521,11 @@ class Recorder:
 
     def _record_scalars_of(self, scalars: StepScalars, into: list[Numbers]) -> None:
         """Record the scalars of a step, and add what the sinks are to get."""
-        step, time_, _, iteration, samples = scalars
+        step, time_, _, is_open, samples = scalars
         values = scalars.resolved()
-        if iteration:
+        if is_open:
             if self._monitor is not None:
-                self._monitor.write_unclosed(step, values, iteration)
+                self._monitor.write_unclosed(step, values)
             return
         for name, value in self._own.pop(step, {}).items():
             values.setdefault(name, value)

@@ -24,16 +24,15 @@ _BATCH_SECONDS = 0.25
 
 
 class StepScalars(NamedTuple):
-    """The scalars of one closed step."""
+    """The scalars of one step."""
 
     step: int
     time: float
     """When it was closed, in seconds since 1970, UTC."""
     values: dict[str, float | OnDevice]
-    iteration: int = 0
-    """0, or how many iterations, each of as many micro-batches as any closed step had, are over in
-    a step that is still open, as where a loss scaler skips the optimizer's step; the values are
-    those of the last."""
+    is_open: bool = False
+    """Whether they are those of an iteration after which the step is still open, as where a loss
+    scaler skips the optimizer's step."""
     samples: Sequence[int | str] = ()
     """The ids of the step's samples."""
 
@@ -173,7 +172,8 @@ class ScalarLog:
         self._handed_on = self._stepped = time.monotonic()
         self._first = True
         self.over = 0
-        """How many iterations are over in the open step, see `StepScalars.iteration`."""
+        """How many iterations, each of as many micro-batches as any closed step had, are over in
+        the open step."""
         self.has_loss = False
         """Whether a number was logged whose name has "loss" in it."""
         self.next = 0
@@ -190,7 +190,7 @@ class ScalarLog:
             self._again += 1
             self.over, left = divmod(self._again, self._usual + 1)
             if not left:
-                self._submit([StepScalars(self.next, time.time(), dict(self._open), self.over)])
+                self._submit([StepScalars(self.next, time.time(), dict(self._open), is_open=True)])
         (self._open if self.closed is None else self.closed.values).update(values)
 
     def add(self, values: Mapping[str, float | OnDevice]) -> None:

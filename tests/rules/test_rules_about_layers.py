@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from support.alerts import alerts
-from support.samples import record_of
 from torch import Tensor, nn
 
 from hookstats.rules import (
@@ -17,8 +16,6 @@ from hookstats.rules import (
     Depth,
     Initialisation,
     Inputs,
-    LossScale,
-    Monitor,
     RepeatedInputs,
     Rounding,
     Rule,
@@ -125,16 +122,6 @@ def test_gradients_too_small_for_fp16() -> None:
     (alert,) = alerts(Underflow(), [tiny] * 4)
     assert alert.step == 2
     assert not alerts(Underflow(), [{("a", "grad_output"): 1e-7 * torch.randn(64, 8)}] * 4)
-
-
-def test_a_loss_scaler_that_skips_step_after_step() -> None:
-    monitor = Monitor([LossScale()])
-    for step in range(6):
-        x = torch.full((4, 4), torch.inf if step == 5 else 1.0)
-        record = record_of({("a", "grad_output"): (x, 1)}, step)
-        record.observed[:] = 9 if step == 5 else 1
-        monitor.examine(record)
-    assert [alert.step for alert in monitor.alerts] == [5]
 
 
 # With a watch

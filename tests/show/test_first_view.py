@@ -91,7 +91,7 @@ CHANGES = {
     **dict.fromkeys(("rounding", "collapse"), healthy),
 }
 """What shows where a rule finds something; `shifted` for all others."""
-NUMBERS = ("weight decay", "learning rate", "clipping", "loss", "loss graph", "loss scale")
+NUMBERS = ("weight decay", "learning rate", "clipping", "loss", "loss graph")
 """The rules about a number that is logged: the layer that differs most then is shown."""
 EARLY = ("initialisation", "untrained", "inputs", "depth", "linear range")
 """Rules that look at the first steps, which have no past to compare with."""

@@ -55,6 +55,19 @@ def test_an_optimizer_that_was_forgotten() -> None:
         w.close()
 
 
+def test_no_rule_explains_a_loss_whose_step_stays_open() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with told(f"20 steps of SGD, {GIVEN}"), hs.watch(model) as w:
+        for _ in range(50):
+            loss = loss_of(model)
+            w.log(loss=loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert w.alerts == ()
+
+
 def test_an_optimizer_that_was_made_anew() -> None:
     model = network()
     first = SGD(model.parameters(), lr=0.1)
