@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from hookstats.insight.layers import update_to_weight
 from hookstats.records.keys import label
 from hookstats.records.norms import SPEEDS
 from hookstats.records.record import StepRecord
@@ -21,6 +23,8 @@ MANY_DEAD = 0.25
 
 _COLUMNS = ("layer", "kind", "shape", "mean", "std", "min", "max", "non-\nfinite", "dead")
 _FURTHER = ("rms", "zero")
+_UPDATES = 3
+"""How many parameters are named that the step changed most."""
 
 
 def render(
@@ -34,7 +38,8 @@ def render(
 
     Where the console has colours, non-finite values are red and many dead channels (`MANY_DEAD`)
     yellow. A terminal that is too narrow leaves out the shapes, and elides names in the middle.
-    The numbers that training logged in the step follow, without those of its speed.
+    The numbers that training logged in the step follow, without those of its speed, and which
+    parameters the step changed most, where the kinds "param" and "update" were recorded.
     `summary.SiteSummary` defines the columns; "-" means that a site had no finite values.
 
     Args:
@@ -56,8 +61,8 @@ def render(
     cells = _rows(sites, columns)
     text = columns.index("mean") - (statistic in _FURTHER)
     print_grid(console, columns, cells, text=text, elided=2, title=title)
-    if numbers := logged(record):
-        console.print(numbers, markup=False, highlight=False)
+    for line in filter(None, (logged(record), largest_updates(record))):
+        console.print(line, markup=False, highlight=False)
 
 
 def logged(record: StepRecord) -> str:
@@ -65,6 +70,18 @@ def logged(record: StepRecord) -> str:
     shown = (name for name in record.scalars if name not in SPEEDS)
     names = sorted(shown, key=lambda name: "loss" not in name.lower())
     return ", ".join(f"{printable(name)} {format_number(record.scalars[name])}" for name in names)
+
+
+def largest_updates(record: StepRecord) -> str:
+    """The parameters that the step changed most, by `insight.update_to_weight`, which leaves out
+    those of zeros; "" where updates were not recorded."""
+    found = {n: r for n, r in update_to_weight(record).items() if math.isfinite(r)}
+    if not found:
+        return ""
+    most = sorted(found, key=lambda name: -found[name])[:_UPDATES]
+    named = ", ".join(f"{printable(name)} {format_number(found[name])}" for name in most)
+    middle = format_number(statistics.median(found.values()))
+    return f"update to weight: median {middle}, the largest {named}"
 
 
 def format_number(value: float) -> str:

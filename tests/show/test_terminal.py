@@ -243,6 +243,17 @@ def test_trouble_is_coloured() -> None:
     assert f"{RED}1" in line_of(infinite)
 
 
+def test_the_parameters_that_changed_most_are_named() -> None:
+    sizes = {"a": 1e-3, "b": 4e-2, "c": 2e-2, "d": 3e-2, "e": 1e-4}
+    one = torch.ones(4, 2)
+    sites = {(name, "param"): (2 * one, 0) for name in (*sizes, "zero")}
+    sites |= {(name, "update"): (size * 2 * one, 0) for name, size in sizes.items()}
+    sites |= {("zero", "param"): (0 * one, 0), ("zero", "update"): (one, 0)}
+    said = "update to weight: median 0.0200, the largest b 0.0400, d 0.0300, c 0.0200"
+    assert shown(record_of(sites, 0), 200)[-1] == said
+    assert not any("update to weight" in line for line in shown(sample(0)))
+
+
 def test_a_record_without_sites_has_a_header() -> None:
     assert shown(record_of({}, step=4))[0].strip() == "step 4"
 
