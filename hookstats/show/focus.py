@@ -33,11 +33,16 @@ def statistic_of(alert: Alert) -> str:
 
 
 def step_of(alert: Alert, steps: Sequence[int]) -> int:
-    """The step of the alert if it is among the recorded ones, or else the next one, or the last.
+    """The step where it began if that is among the recorded ones, or else the one where it was
+    noticed, or the next one, or the last.
 
     steps: ascending, at least one.
     """
-    return steps[min(bisect_left(steps, alert.step), len(steps) - 1)]
+    for step in (alert.since, alert.step):
+        place = bisect_left(steps, step)
+        if step in steps[place : place + 1]:
+            return step
+    return steps[min(place, len(steps) - 1)]
 
 
 def tensor_of(alert: Alert, keys: Collection[Key]) -> Key | None:

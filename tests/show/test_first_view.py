@@ -42,6 +42,10 @@ def shifted(step: int, x: torch.Tensor) -> torch.Tensor:
     return x * (40 if step >= FAULT else 1)
 
 
+def always(step: int, x: torch.Tensor) -> torch.Tensor:
+    return x * 40
+
+
 def healthy(step: int, x: torch.Tensor) -> torch.Tensor:
     return x
 
@@ -70,7 +74,11 @@ def test_the_incident_decides_the_first_view(
     page = Page(browser, report.write(run, tmp_path / "page.html", rules=rule))
     layer, step = page.chosen
     assert layer == "layer3"
-    assert FAULT <= int(step.split()[1]) <= FAULT + 12
+    assert step == f"step {FAULT}"
+    (alert,) = [one for one in hs.rules.replay(run, rules=rule) if one.site == "layer3"]
+    card = page.all(".alert")[0].text
+    assert f"step {FAULT}\n" in card
+    assert (f"noticed in step {alert.step}" in card) == (alert.step > FAULT)
     assert page["statistic"].get_attribute("value") == statistic
     assert page["relative"].is_selected() == (statistic == "rms")
     assert page["usual"].text == f"each layer\u2019s median before step {FAULT}"
@@ -90,7 +98,7 @@ CHANGES = {
     **dict.fromkeys(("accumulation", "repeated inputs", "update size"), healthy),
     **dict.fromkeys(("rounding", "collapse"), healthy),
 }
-"""What shows where a rule finds something; `shifted` for all others."""
+"""What shows where a rule finds something; `always` or `shifted` for all others."""
 NUMBERS = ("weight decay", "learning rate", "clipping", "loss", "loss graph")
 """The rules about a number that is logged: the layer that differs most then is shown."""
 EARLY = ("initialisation", "untrained", "inputs", "depth", "linear range")
@@ -102,7 +110,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, hs.Run]:
     """A run of each change."""
     out = tmp_path_factory.mktemp("runs")
     return {
-        one: trained(out / one.__name__, one) for one in (shifted, died, broke, dropped, healthy)
+        one: trained(out / one.__name__, one)
+        for one in (shifted, always, died, broke, dropped, healthy)
     }
 
 
@@ -115,19 +124,19 @@ def test_the_faulty_row_has_the_most_extreme_colour(
     rule: str,
 ) -> None:
     """Of an incident of each rule; its consequences, and all else that stands out, are faded."""
-    change, since = CHANGES.get(rule, shifted), 0 if rule in EARLY else FAULT
+    early = rule in EARLY
+    change, since = CHANGES.get(rule, always if early else shifted), 0 if early else FAULT
     if rule in NUMBERS:
         site, kind = "loss", "scalar"
     elif rule in ("initialisation", "untrained"):
         site, kind = "layer3.weight", "param"
     else:
         site, kind = "layer3", "output"
-    step = FAULT if change is not healthy else since
-    alert = Alert(step, 0, site, kind, None, rule, 1.0, f"{rule}: step {step}", "warning", since)
+    alert = Alert(since + 5, 0, site, kind, None, rule, 1.0, rule, "warning", since)
     monkeypatch.setattr(hs.Run, "alerts", [alert])
     screen(browser, 1280, 800)
     page = Page(browser, report.write(runs[change], tmp_path / "page.html"))
-    assert page.chosen[1] == f"step {step}"
+    assert page.chosen[1] == f"step {since}"
     contrasts = page.contrasts()
     assert page.chosen[0] == "layer3"
     assert contrasts.index(max(contrasts)) == 3
@@ -135,7 +144,7 @@ def test_the_faulty_row_has_the_most_extreme_colour(
     if rule not in NUMBERS:
         page["unfade"].click()
         assert sum(page.contrasts()) > sum(contrasts)
-        assert page.chosen == ("layer3", f"step {step}")
+        assert page.chosen == ("layer3", f"step {since}")
 
 
 def test_the_faulty_row_of_many_is_on_the_screen(
@@ -164,7 +173,7 @@ def test_two_runs_open_at_their_first_difference_with_the_incidents_of_both(
     assert page.chosen == ("layer3", f"step {FAULT}")
     assert page["alerts-title"].text == "Incidents (1)"
     assert page["dashes"].text == "solid: A: a, dashed: B: b"
-    assert page.all(".alert .when")[0].text.startswith("B, step ")
+    assert page.all(".alert .when")[0].text.startswith("B, since step ")
     page.script("document.querySelector('.alert').click()")
     assert page["main"].get_attribute("data-striking") == "layer3"
     assert "beside=b" in page.link

@@ -12,10 +12,12 @@ import pytest
 import torch
 from support.browser import requests, screen
 from support.opened import Page, number, open_page
+from support.samples import BINS, record_of
 from torch import nn
 
 import hookstats as hs
 from hookstats.records.alerts import incidents_of, worst
+from hookstats.runs.writer import RunWriter
 from hookstats.show import page as report
 
 STEPS, NAN_FROM = 30, 24
@@ -187,7 +189,7 @@ def test_what_was_logged_stands_above_the_heatmap(page: Page, run: hs.Run) -> No
     loss = run.scalars["loss"].values
     page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
     logged = page["logged"].text.split(" \u00b7 ")
-    assert logged[1] == "lr/0 0.01"
+    assert logged[1] == "learning rate 0.01"
     assert number(logged[0].removeprefix("loss ")) == pytest.approx(loss[0], rel=0.01)
     curves = page["curves"]
     page.click(curves, 0.99, 0.5)
@@ -223,14 +225,40 @@ def test_not_finite_zero_and_missing_are_told_from_values(page: Page) -> None:
     assert colour("--nonfinite") in bad
     assert colour("--nonfinite") not in value
     page.choose("dead")
-    assert shown(0, 0.5) == {colour("--none")}
+    assert shown(0, 0.5) == {colour("--soft")}  # none is pale
     (share,) = shown(1, 0.5)
-    assert share != colour("--none")
+    assert share != colour("--soft")
     assert page["readout"].text.endswith("share of dead channels 0 %")
     page.press(page.heatmap, page.keys.ARROW_DOWN)
     assert page["readout"].text.endswith("3 of 8 channels dead")
     missing = [shown(3, 0.97), shown(3, 0.94)]
     assert any(any(pixel[3] < 255 for pixel in cell) for cell in missing)  # the card shows through
+
+
+def test_a_gradient_that_does_not_come_is_told_from_what_was_not_recorded(
+    browser: Any, tmp_path: Path
+) -> None:
+    writer = RunWriter(tmp_path / "run", {"bins": BINS, "channel_bins": None})
+    for step in range(6):
+        kinds = [("a", "output"), ("a", "grad_output"), ("b", "output"), ("b", "grad_output")]
+        gone = {3: [("b", "grad_output")], 4: kinds[2:], 5: kinds[1::2]}.get(step, [])
+        tensors = {key: (torch.ones(4, 2), 1) for key in kinds if key not in gone}
+        writer.write(record_of(tensors, step, channel_bins=None))
+    writer.close()
+    screen(browser, 1280, 800)
+    page = Page(browser, report.write(hs.open_run(tmp_path / "run"), tmp_path / "page.html"))
+    page.kind("grad_output")
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    page.press(page.heatmap, page.keys.ARROW_DOWN, *[page.keys.ARROW_RIGHT] * 3)
+    assert page["legend"].text == "not recorded\nno gradient"
+    said = []
+    for _ in range(3):  # in the last steps the layer, and then the backward, did not run
+        said.append(
+            (page["readout"].text.rpartition(" \u00b7 ")[2], page.tiles().get("grad_output"))
+        )
+        page.press(page.heatmap, page.keys.ARROW_RIGHT)
+    missing = "not recorded"
+    assert said == [("no gradient came",) * 2, (missing, missing), (missing, missing)]
 
 
 def test_an_alert_leads_to_its_layer_and_step(page: Page, run: hs.Run) -> None:
@@ -242,7 +270,7 @@ def test_an_alert_leads_to_its_layer_and_step(page: Page, run: hs.Run) -> None:
     assert len(buttons) == len(alerts)
     first, *_ = worst(incidents_of(alerts))
     assert "non-finite" in {alert.rule for alert in first.alerts}
-    cause = first.cause.site, f"step {first.cause.step}"
+    cause = first.cause.site, f"step {first.cause.since}"
     assert page.chosen == cause  # shown first
     assert f"What helps: {advice_of(first.cause)}" in buttons[0].text
     page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)

@@ -1,4 +1,4 @@
-"""The page of runs with planted faults: under the step of an alert it says what the run says."""
+"""The page of runs with planted faults: where an alert began it says what the run says."""
 
 from __future__ import annotations
 
@@ -67,12 +67,13 @@ def test_tiles_at_each_alert_are_those_of_its_step(browser: Any, tmp_path: Path,
     assert len(told) == len(alerts) > 0
     checked = 0
     for n, when, layer, kind, tiles in told:
-        if alerts[n].step in run:
-            assert when == f"step {alerts[n].step}"
+        step = alerts[n].since if alerts[n].since in run else alerts[n].step
+        if step in run:
+            assert when == f"step {step}"
         if (alerts[n].site, alerts[n].kind) != (layer, kind):
             continue  # about a number of the training, or a tensor that is not recorded
         assert all(len(texts) == 1 for texts in tiles.values()), "a tile names a span of steps"
-        check(run[alerts[n].step][layer, kind], {name: texts[0] for name, texts in tiles.items()})
+        check(run[step][layer, kind], {name: texts[0] for name, texts in tiles.items()})
         checked += 1
     assert checked or all(alert.kind in ("scalar", "param") for alert in alerts)
 

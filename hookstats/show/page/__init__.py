@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
@@ -45,6 +46,9 @@ _SCRIPTS = (
 )
 
 
+_BARE = re.compile("^ *(//.*\n)?", re.MULTILINE)
+"""What a browser does not need of a script: comments that have a line, and indentation."""
+
 _MOST_BYTES = 2_850_000  # compressed; in base64, with the scripts, 4 MB
 _LEAST_BYTES = 400_000  # for the numbers, however much there is beside them
 _APART = 240  # steps
@@ -84,7 +88,7 @@ def render(
     return Template(_asset("page.html")).substitute(
         title=html.escape(printable(name_of(run))),
         style=_asset("page.css"),
-        script="\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
+        script=_BARE.sub("", "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)),
         payload=_payload(run, rules, steps, other, ranks).pack(),
         fallback=about_html(run),
     )

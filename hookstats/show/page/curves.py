@@ -12,6 +12,7 @@ import numpy as np
 
 from hookstats.records.norms import GRADIENT_NORM, unread
 from hookstats.records.sparse import Float64, Int64
+from hookstats.rules.history import RATE
 from hookstats.runs.run import Run
 from hookstats.show.overview import Overview, norms_of
 
@@ -19,8 +20,8 @@ _DIGITS = 6
 
 
 def curves(run: Run, view: Overview) -> list[dict[str, Any]]:
-    """The curves that there are, as JSON: the name, and per column the value of its step; null
-    where there is none, and "nan", "inf" or "-inf" where it is not finite.
+    """The curves that there are, as JSON: the name, the label for people, and per column the value
+    of its step; null where there is none, and "nan", "inf" or "-inf" where it is not finite.
 
     A column of several steps, or of a step that has no value itself, has the mean of the values up
     to the next column; the last one, up to the step that the run recorded next.
@@ -34,7 +35,22 @@ def curves(run: Run, view: Overview) -> list[dict[str, Any]]:
     norms = norms_of(view)
     if norms is not None and not unread(run.coverage):
         found.setdefault(GRADIENT_NORM, norms)
-    return [{"name": name, "values": list(map(_json, each))} for name, each in found.items()]
+    rates = sum(map(_is_rate, run.scalars))
+    return [
+        {"name": name, "label": _label(name, rates), "values": list(map(_json, each))}
+        for name, each in found.items()
+    ]
+
+
+def _label(name: str, rates: int) -> str:
+    """What people call a curve; `rates` is how many learning rates are logged."""
+    if not _is_rate(name):
+        return name
+    return "learning rate" if rates == 1 else f"learning rate {name.removeprefix(RATE)}"
+
+
+def _is_rate(name: str) -> bool:
+    return name.startswith(RATE)
 
 
 def _loss(names: Iterable[str]) -> str | None:
@@ -44,7 +60,7 @@ def _loss(names: Iterable[str]) -> str | None:
 
 
 def _rate(names: Iterable[str]) -> str | None:
-    return next((name for name in names if name.startswith("lr/")), None)
+    return next(filter(_is_rate, names), None)
 
 
 def _by_column(view: Overview, steps: Int64, values: Float64, limit: int) -> list[float | None]:

@@ -1,19 +1,29 @@
-// The incidents: each with its cause, and its consequences folded below it.
+// The incidents: each with its cause, and the later alerts folded below it.
 
 const MARKS = { error: ["■", "Error"], warning: ["▲", "Warning"], note: ["●", "Note"] };
+
+// The mark of a severity, as a path.
+function markPath(context, severity, x, y) {
+  context.beginPath();
+  if (severity === "error") context.rect(x - 4, y - 4, 8, 8);
+  else if (severity === "warning") for (const [dx, dy] of [[0, -5], [5, 4], [-5, 4]]) context.lineTo(x + dx, y + dy);
+  else context.arc(x, y, 4, 0, 7);
+  context.closePath();
+}
 
 function alertButton(data, n, go, helps = "", samples = "") {
   const alert = data.alerts[n];
   const [mark, word] = MARKS[alert.severity] ?? MARKS.note;
   // The message repeats the line above it: rule, step, kind and name.
   const [, said = alert.message] = alert.message.split(`${alert.rule}: step ${alert.step}: `);
+  const late = alert.since < alert.step;
   const what = said.split(`${alert.kind} of '${alert.name}' `).at(-1);
   const button = element("button", { type: "button", class: "alert", "data-alert": n },
     element("span", { class: `mark ${alert.severity}`, "aria-hidden": "true" }, mark),
     element("span", { class: "rule" }, element("span", { class: "hidden" }, word + ": "), alert.rule),
-    element("span", { class: "when" }, (data.b && !data.ofRanks ? (alert.beside ? "B, " : "A, ") : "") + `step ${alert.step}`),
+    element("span", { class: "when" }, (data.b && !data.ofRanks ? (alert.beside ? "B, " : "A, ") : "") + (late ? "since " : "") + `step ${alert.since}`),
     element("span", { class: "where" }, labelOf(alert.name) + (alert.kind === "scalar" ? "" : " " + alert.kind), shownFor(alert)),
-    element("span", { class: "what" }, what),
+    element("span", { class: "what" }, what + (late ? ` (noticed in step ${alert.step})` : "")),
     helps ? element("span", { class: "what helps" }, "What helps: " + helps) : null,
     samples ? element("span", { class: "what helps" }, samples[0].toUpperCase() + samples.slice(1)) : null);
   button.addEventListener("click", () => go(n));
@@ -39,7 +49,7 @@ function showAlerts(data, go) {
   const items = data.incidents.map(({ alerts, inAll, helps, samples }) => {
     const [cause, ...others] = alerts;
     return element("li", {}, alertButton(data, cause, go, helps, samples), others.length
-      ? element("details", {}, element("summary", {}, `${plural(inAll - 1, "consequence")}`),
+      ? element("details", {}, element("summary", {}, plural(inAll - 1, "later alert")),
         element("ol", {}, ...others.map((n) => element("li", {}, alertButton(data, n, go))))) : null);
   });
   list.replaceChildren(element("ol", {}, ...items));
@@ -49,9 +59,9 @@ function showAlerts(data, go) {
 }
 
 function incidentRows() {
-  return [["incident", "severity", "rule", "step", "layer", "kind", "channel", "what"],
+  return [["incident", "severity", "rule", "step", "since", "layer", "kind", "channel", "what"],
     ...data.incidents.flatMap(({ alerts }, i) => alerts.map((n) => data.alerts[n]).map((alert) => [
-      i + 1, alert.severity, alert.rule, alert.step, labelOf(alert.name), alert.kind, alert.channel, alert.message]))];
+      i + 1, alert.severity, alert.rule, alert.step, alert.since, labelOf(alert.name), alert.kind, alert.channel, alert.message]))];
 }
 
 function markAlert(chosen) {

@@ -111,11 +111,11 @@ class Chart {
   missing() {
     const { context, plot } = this;
     const { data, s } = this.view;
-    const fills = [hatch(context, css("--muted")), hatch(context, css("--nonfinite"), 2)];
+    const fills = new Map([[STATE.nonfinite, hatch(context, css("--nonfinite"), 2)], [STATE.absent, hatch(context, css("--warning"), 2)]]);
     for (const [k, left, width] of this.samples()) {
       const i = s * data.columns + data.sampleAt[k];
       if (data.seen[i] && some(data, i)) continue;
-      context.fillStyle = fills[Number(data.seen[i] && nonfinite(data, i) > 0)];
+      context.fillStyle = fills.get(statesOf(data)[i]) ?? hatch(context, css("--muted"));
       context.fillRect(left, plot.y, width + 0.5, plot.h);
     }
   }

@@ -17,8 +17,16 @@ document.addEventListener("themechange", () => {
   diverging = document.documentElement.dataset.theme === "dark" ? "divergingDark" : "diverging";
 });
 
+// From pale to a colour of the sheet, per theme.
+const shades = new Map();
+document.addEventListener("themechange", () => shades.clear());
+function shadesOf(name) {
+  if (!shades.has(name)) shades.set(name, palette([css("--soft"), css(name)]));
+  return shades.get(name);
+}
+
 function colourAt(name, x) {
-  const colours = PALETTES[name === "diverging" ? diverging : name];
+  const colours = PALETTES[name === "diverging" ? diverging : name] ?? shadesOf(name);
   return colours[Math.max(0, Math.min(colours.length - 1, Math.round(x * (colours.length - 1))))];
 }
 

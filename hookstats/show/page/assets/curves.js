@@ -28,14 +28,14 @@ class Curves {
     if (strip) this.paintIncidents(context);
     data.curves.forEach((curve, i) => this.paint(context, curve, strip + i * (CURVE.height + CURVE.gap), column));
     context.restore();
-    cursorLine(context, column, left, plot, 0, height - CURVE.gap);
+    cursorLine(context, column, left, plot, strip, height - strip - CURVE.gap);
   }
 
   x(column) {
     return middleOf(column, this.left, this.plot);
   }
 
-  // Each incident from its cause to its last alert.
+  // Each incident from where it began to its last alert.
   paintIncidents(context) {
     const { data } = this;
     context.font = `11px ${css("--mono")}`;
@@ -44,18 +44,14 @@ class Curves {
     context.fillText("incidents", 0, 6);
     const inside = (x) => Math.min(Math.max(x, this.left), this.left + this.plot);
     for (const { alerts, severity, last } of [...data.incidents].reverse()) {
-      const [from, to] = [nearestColumn(data.alerts[alerts[0]].step), nearestColumn(last)];
+      const [from, to] = [beginOf(data.alerts[alerts[0]]), nearestColumn(last)];
       if (to < range.from || from >= range.to) continue;
       context.fillStyle = css(`--${severity}`);
       context.globalAlpha = 0.35;
       context.fillRect(inside(this.x(from)), 4, inside(this.x(to)) - inside(this.x(from)), 4);
       context.globalAlpha = 1;
       if (from < range.from) continue;
-      const [x, y] = [this.x(from), 6];
-      context.beginPath();
-      if (severity === "error") context.rect(x - 4, y - 4, 8, 8);
-      else if (severity === "warning") for (const [dx, dy] of [[0, -5], [5, 4], [-5, 4]]) context.lineTo(x + dx, y + dy);
-      else context.arc(x, y, 4, 0, 7);
+      markPath(context, severity, this.x(from), 6);
       context.fill();
     }
   }
@@ -76,7 +72,8 @@ class Curves {
     values.forEach((x, t) => {
       if (x === null || Number.isFinite(x)) return;
       context.fillStyle = css("--nonfinite");
-      context.fillRect(this.left + t * cell, top, Math.max(cell, 2), CURVE.height);
+      const x0 = Math.round(this.left + t * cell);
+      context.fillRect(x0, top, Math.max(Math.round(this.left + (t + 1) * cell) - x0, 2), CURVE.height);
     });
     context.save();
     context.beginPath();
@@ -95,7 +92,7 @@ class Curves {
     context.textAlign = "left";
     context.fillStyle = css("--muted");
     context.font = `11px ${css("--mono")}`;
-    context.fillText(elide(context, curve.name, this.left - 10), 0, top + 10);
+    context.fillText(elide(context, curve.label, this.left - 10), 0, top + 10);
     context.fillStyle = css("--ink");
     context.fillText(curveText(curveValue(curve.values[column])), 0, top + CURVE.height - 9);
   }
@@ -119,14 +116,13 @@ function smoothed(values) {
 
 // What was logged in a column, in words.
 function describeCurves(data, column) {
-  return data.curves.map(({ name, values }) => `${name} ${curveText(curveValue(values[column]))}`);
+  return data.curves.map(({ label, values }) => `${label} ${curveText(curveValue(values[column]))}`);
 }
 
-// The incidents with an alert in a column, in words.
+// The incidents that begin in a column, in words.
 function describeIncidents(data, column) {
-  const [first, last] = data.spans[column];
   return data.incidents.map(({ alerts }) => data.alerts[alerts[0]])
-    .filter((cause) => cause.step >= first && cause.step <= last)
+    .filter((cause) => beginOf(cause) === column)
     .map((cause) => `${cause.rule}: ${labelOf(cause.name)} ${cause.kind}`);
 }
 

@@ -21,6 +21,7 @@ class Heatmap {
       hover(cell && [cell[0], cell[1] ?? this.view.column], e);
     });
     this.canvas.addEventListener("pointerleave", () => hover(null));
+    box.addEventListener("scrollend", () => (box.scrollTop = this.wholeRows(box.scrollTop)));
     box.addEventListener("keydown", (e) => {
       const { row, column, rows } = this.view;
       const last = this.view.data.columns - 1;
@@ -79,12 +80,20 @@ class Heatmap {
   }
 
   layout(width) {
-    const { rows } = this.view;
+    const { data, rows } = this.view;
     const context = this.canvas.getContext("2d");
     context.font = `11px ${css("--mono")}`;
-    const widest = Math.max(60, ...rows.map((row) => context.measureText(row.label).width + 12 * row.depth + (row.group === null ? 0 : 14)));
+    const measure = (text) => context.measureText(text).width;
+    for (const row of rows) {
+      row.text = row.label;
+      if (row.group === null) continue;
+      const whole = `${row.group}${row.label.endsWith(".*") ? ".*" : ""} (${plural(row.sites.length, "layer")})`;
+      row.text = (row.open ? "▾ " : "▸ ") + (measure(whole) < 160 ? whole : `${row.label} (${row.sites.length})`);
+    }
+    const widest = Math.max(60, ...data.curves.map((curve) => measure(curve.label)), ...rows.map((row) => measure(row.text) + 12 * row.depth));
     const left = Math.round(Math.min(widest + 14, width * (width < 560 ? 0.38 : 0.3), 300));
     const rowHeight = Math.max(14, Math.min(22, Math.floor(440 / rows.length)));
+    this.box.style.setProperty("--row", `${rowHeight}px`);
     return { left, plot: width - left, rowHeight, height: rowHeight * Math.max(1, rows.length) };
   }
 
@@ -94,14 +103,14 @@ class Heatmap {
     const l = this.l;
     const ratio = window.devicePixelRatio || 1;
     const across = Math.max(1, Math.min(range.to - range.from, Math.round(l.plot * ratio)));
-    const [none, wrong] = [rgbOf("--none"), rgbOf("--nonfinite")];
-    const bad = [];
+    const [none, wrong, card] = [rgbOf("--none"), rgbOf("--nonfinite"), rgbOf("--card")];
+    const hatches = new Map([[LEVEL.nonfinite, []], [LEVEL.absent, []]]);
     const bounds = Int32Array.from({ length: across + 1 }, (_, x) => range.from + Math.floor((x * (range.to - range.from)) / across));
     const shown = rows.map((row) => this.levelsOf(row, bounds));
     this.picture = picture(across, Math.max(1, rows.length), (x, r) => {
       const level = shown.length ? shown[r][x] : LEVEL.missing;
-      if (level === LEVEL.nonfinite) bad.push([x, r]);
-      return level === LEVEL.missing ? null : level === LEVEL.none ? none : level === LEVEL.nonfinite ? wrong : colourAt(scale.palette, level);
+      hatches.get(level)?.push([x, r]);
+      return level === LEVEL.missing ? null : level === LEVEL.absent ? card : level === LEVEL.none ? none : level === LEVEL.nonfinite ? wrong : colourAt(scale.palette, level);
     }, this.picture);
     this.cells ??= document.createElement("canvas");
     const context = sized(this.cells, Math.round(width * ratio), Math.round(l.height * ratio));
@@ -111,10 +120,12 @@ class Heatmap {
     context.fillRect(l.left, 0, l.plot, l.height);
     context.drawImage(this.picture, l.left, 0, l.plot, l.height);
     // Not by colour alone: non-finite cells are hatched, too.
-    context.fillStyle = hatch(context, "rgba(255, 255, 255, 0.85)");
-    context.beginPath();
-    for (const [x, r] of bad) context.rect(l.left + (x / across) * l.plot, r * l.rowHeight, l.plot / across, l.rowHeight);
-    context.fill();
+    for (const [level, cells] of hatches) {
+      context.fillStyle = level === LEVEL.absent ? hatch(context, css("--warning"), 2) : hatch(context, "rgba(255, 255, 255, 0.85)");
+      context.beginPath();
+      for (const [x, r] of cells) context.rect(l.left + (x / across) * l.plot, r * l.rowHeight, l.plot / across, l.rowHeight);
+      context.fill();
+    }
     context.fillStyle = css("--card");
     context.globalAlpha = FADED;
     for (let r = 0; this.view.lit >= 0 && r < rows.length; r++) if (r !== this.view.lit) context.fillRect(l.left, r * l.rowHeight, l.plot, l.rowHeight);
@@ -140,17 +151,17 @@ class Heatmap {
       context.textAlign = "center";
       context.fillText(this.view.none, l.left + l.plot / 2, l.height / 2);
     }
+    if (row >= 0) this.cursor(context, width);
     for (const alert of this.view.alerts) {
       if (alert.column < range.from || alert.column >= range.to) continue;
-      context.beginPath();
-      context.arc(middleOf(alert.column, l.left, l.plot), (alert.row + 0.5) * l.rowHeight, 4, 0, 7);
+      // Beside the cell, which stays seen.
+      markPath(context, alert.severity, xOf(alert.column, l.left, l.plot) - 8, (alert.row + 0.5) * l.rowHeight);
       context.lineWidth = 2;
       context.strokeStyle = css("--card");
       context.stroke();
       context.fillStyle = css(`--${alert.severity}`);
       context.fill();
     }
-    if (row >= 0) this.cursor(context, width);
     this.drawAxis();
     Object.assign(this.canvas.dataset, { rows: rows.length, columns: data.columns, row, column, left: l.left }); // what tests read
   }
@@ -180,13 +191,11 @@ class Heatmap {
     const { rows, row } = this.view;
     const { left, rowHeight } = this.l;
     context.textAlign = "left";
-    rows.forEach(({ label, depth, group, open, sites }, r) => {
+    rows.forEach(({ text, depth, group }, r) => {
       const [y, x] = [(r + 0.5) * rowHeight, 12 * depth];
       context.font = `${r === row ? "600 " : ""}11px ${css("--mono")}`;
       context.fillStyle = css(r === row ? "--accent" : group === null ? "--muted" : "--ink");
-      const mark = group === null ? "" : (open ? "▾ " : "▸ ");
-      const text = group === null ? label : `${label} (${sites.length})`;
-      context.fillText(mark + elide(context, text, left - 10 - x - context.measureText(mark).width), x, y);
+      context.fillText(elide(context, text, left - 12 - x), x, y);
     });
   }
 
@@ -209,12 +218,16 @@ class Heatmap {
     return column === null ? null : [row, column];
   }
 
+  wholeRows(pixels) {
+    return Math.round(pixels / this.l.rowHeight) * this.l.rowHeight;
+  }
+
   // Scrolls the chosen row into the box, and never the page; to its upper part, which is likelier on the
   // screen, where a layer was not reached by keys.
   reveal(byKey = false) {
     const top = this.view.row * this.l.rowHeight;
     const { scrollTop, clientHeight } = this.box;
-    if (!byKey) this.box.scrollTop = top - clientHeight / 4;
+    if (!byKey) this.box.scrollTop = this.wholeRows(top - clientHeight / 4);
     else if (top < scrollTop) this.box.scrollTop = top - this.l.rowHeight;
     else if (top + this.l.rowHeight > scrollTop + clientHeight) {
       this.box.scrollTop = top + 2 * this.l.rowHeight - clientHeight;

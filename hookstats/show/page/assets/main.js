@@ -222,6 +222,9 @@ function columnOf(step) {
   return data.spans[low][0] <= step && step <= data.spans[low][1] ? low : -1;
 }
 
+// The column where an alert began, or where it was noticed if that is not recorded.
+const beginOf = ({ since, step }) => (columnOf(since) < 0 ? nearestColumn(step) : columnOf(since));
+
 // The column of a step, or the first one after it: alerts about numbers may be of other steps.
 function nearestColumn(step) {
   const after = data.spans.findIndex(([, last]) => last >= step);
@@ -230,19 +233,20 @@ function nearestColumn(step) {
 
 // Where the heatmap gets a mark: { row, column, severity }.
 function alertsOf(rows) {
-  return data.alerts.map(({ site, step, severity }) => ({ row: site === null ? -1 : rowOf(rows, site), column: columnOf(step), severity }))
-    .filter(({ row, column }) => row >= 0 && column >= 0);
+  return data.alerts.filter(({ site, step }) => site !== null && columnOf(step) >= 0)
+    .map((alert) => ({ row: rowOf(rows, alert.site), column: beginOf(alert), severity: alert.severity }))
+    .filter(({ row }) => row >= 0);
 }
 
 // What is wrong from the start has no past to differ from: it shows against the other layers.
 const EARLY = 3; // columns
 
-// An incident chooses what is shown: its tensor, its step, the statistic that its rule looks at, and
+// An incident chooses what is shown: its tensor, the step where it began, the statistic that its rule looks at, and
 // what that is compared with; other layers are faded. A number of the training has no layer: the one
 // that differs most in its step is shown.
 function goToAlert(n) {
   const alert = data.alerts[n];
-  const [column, since] = [nearestColumn(alert.step), nearestColumn(alert.since)];
+  const [column, since] = [beginOf(alert), nearestColumn(alert.since)];
   const early = since < EARLY;
   const site = alert.site ?? chosen.site;
   const { plain } = data.sites[site];
@@ -349,7 +353,7 @@ function draw(colours) {
     byId("relative").checked = Boolean(view.relative);
     byId("usual").textContent = usualText();
     byId("unfade").hidden = view.lit < 0 || view.rows.length < 2;
-    showLegend(view.scale, chosen.shown, view.relative, view.alerts.length > 0);
+    showLegend(view);
   }
   const own = view.rows.findIndex((row) => row.group !== null && row.group === chosen.group);
   Object.assign(view, { row: own >= 0 ? own : rowOf(view.rows, chosen.site), column: chosen.column });
@@ -401,7 +405,8 @@ function describeCell(s, column) {
   const statistic = chosen.shown;
   const width = widthOf(site.name);
   const lines = [`${label(site)} ${site.plain}`, ...(width ? [width] : []), stepsOf(data.spans[column])];
-  if (!sources().every((d) => d.seen[i])) return [...lines, "not recorded"].join("\n");
+  const unseen = sources().find((d) => !d.seen[i]);
+  if (unseen) return [...lines, unseenText(unseen, i)].join("\n");
   const x = statistic.of(data, i, site);
   const merged = sources().filter((d) => d.starts[statistic.id]).map((d) => reach(d, statistic.id, column)).sort((one, other) => other[2] - one[2])[0] ?? [0, 0, 1];
   lines.push(`${statistic.label} ${statistic.scale === "ratio" ? "×" : ""}${statistic.scale === "share" ? percent(x) : number(x)}${merged[2] > 1 ? ` of ${stepsOf(merged)}` : ""}`);

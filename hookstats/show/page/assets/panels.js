@@ -15,6 +15,10 @@ function showTiles(data, s, column) {
   const site = data.sites[s];
   const i = s * data.columns + column;
   const seen = data.seen[i];
+  if (!seen && !data.b?.seen[i]) {
+    byId("tiles").replaceChildren(element("div", {}, element("dt", {}, site.plain), element("dd", {}, unseenText(data, i))));
+    return;
+  }
   const bad = ["nan", "posinf", "neginf"]
     .filter((name) => data[name][i] > 0)
     .map((name) => `${integer(data[name][i])} ${{ nan: "NaN", posinf: "+∞", neginf: "−∞" }[name]}`);
@@ -56,35 +60,35 @@ function twin(data, i, array, column) {
   return element("dd", { class: "span" }, `${besideNames().short} ${text}${span[2] > 1 ? `, ${stepsOf(span)}` : ""}`);
 }
 
-function showLegend(scale, statistic, relative, marked) {
+function showLegend({ scale, special, alerts }) {
   const bar = element("canvas", { width: 1, height: 1, role: "img",
     "aria-label": `Colours from ${scale.text(Math.min(...scale.ticks))} to ${scale.text(Math.max(...scale.ticks))}` });
-  const swatches = [
-    scale.zero || relative ? ["none", scale.palette === "sequential" || relative ? "zero" : null] : null,
-    statistic.id === "nonfinite" ? null : ["nonfinite", "not finite"],
-    ["missing", "not recorded"],
-    marked ? ["marked", "alert"] : null,
-  ].filter(Boolean).map(([name, text]) => element("span", { class: "swatch" }, element("i", { class: name }), text));
-  byId("legend").replaceChildren(bar, ...swatches);
+  const words = { none: "zero", nonfinite: "not finite", absent: "no gradient", missing: "not recorded" };
+  const swatches = special.map((name) => element("span", { class: "swatch" }, element("i", { class: name }), words[name]));
+  const marks = Object.entries(MARKS).filter(([severity]) => alerts.some((alert) => alert.severity === severity))
+    .map(([severity, [mark, word]]) => element("span", { class: "swatch" }, element("span", { class: severity }, mark), word.toLowerCase()));
+  byId("legend").replaceChildren(bar, ...swatches, ...marks);
   const width = Math.min(300, byId("legend").clientWidth);
   bar.style.width = width + "px";
   const { context } = fit(bar, 30);
   const inset = 18;
   const room = width - 2 * inset;
   for (let x = 0; x < room; x++) {
-    context.fillStyle = `rgb(${colourAt(scale.palette, x / (room - 1))})`;
+    // Where the least share jumps from none, none has some pixels.
+    const at = scale.place ? scale.at(Math.max(0, x - 6) / (room - 7)) : x / (room - 1);
+    context.fillStyle = `rgb(${colourAt(scale.palette, at)})`;
     context.fillRect(inset + x, 0, 1.5, 12);
   }
   context.fillStyle = css("--muted");
   context.textAlign = "center";
   const taken = [];
   for (const tick of scale.ticks) {
-    const mark = inset + Math.min(1, Math.max(0, scale.at(tick))) * room;
-    const text = scale.text(Number(tick.toPrecision(2)));
+    const mark = inset + Math.min(1, Math.max(0, (scale.place ?? scale.at)(tick))) * room;
+    const text = scale.text(tick);
     const half = context.measureText(text).width / 2 + 4;
     const x = Math.min(Math.max(mark, half), width - half);
-    if (taken.some(([at, other]) => Math.abs(at - x) < half + other)) continue;
-    taken.push([x, half]);
+    if (taken.some(([at, other, said]) => said === text || Math.abs(at - x) < half + other)) continue;
+    taken.push([x, half, text]);
     context.fillRect(mark - 0.5, 12, 1, 4);
     context.fillText(text, x, 23);
   }

@@ -92,6 +92,11 @@ function stepAxis(context, spans, left, width, top, column) {
     const position = Math.min(Math.max(middle, left + wide / 2), left + width - wide / 2);
     if (!shown || Math.abs(position - at) > half + wide / 2 + 6) context.fillText(step, position, top + 13);
   }
+  for (const t of gapsOf(spans)) {
+    const edge = xOf(t, left, width);
+    context.clearRect(edge - 2, top, 4, 7);
+    for (const shift of [-3, 1]) context.fillText("/", edge + shift + 1, top + 3);
+  }
   if (!shown) return;
   context.fillStyle = css("--ink");
   context.beginPath();
@@ -116,6 +121,14 @@ function polyline(context, points, colour, width, dash = []) {
   });
   context.stroke();
   context.setLineDash([]);
+}
+
+// The shown columns before which more steps were not recorded than is usual.
+function gapsOf(spans) {
+  const columns = Array.from({ length: Math.max(0, range.to - range.from - 1) }, (_, k) => range.from + k + 1);
+  const ways = columns.map((t) => spans[t][0] - spans[t - 1][1]);
+  const usual = [...ways].sort((a, b) => a - b)[ways.length >> 1];
+  return columns.filter((_, k) => ways[k] > 2 * usual);
 }
 
 // A line through the chosen step.

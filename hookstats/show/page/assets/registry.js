@@ -13,7 +13,7 @@ function register(id, title, { canvases, rows, overall = false, of }) {
     button.addEventListener("click", act);
     return button;
   };
-  const menu = element("details", { class: "menu" }, element("summary", { class: "tool", "aria-label": `Export ${title}` }, "Export"), element("div", {},
+  const menu = element("details", { class: "menu" }, element("summary", { class: "tool", "aria-label": `Export ${title}`, title: "Export" }, "Export"), element("div", {},
     tool("PNG", "Picture", () => savePicture(panels.get(id))),
     tool("CSV", "Numbers", () => saveNumbers(panels.get(id))),
     tool("Link", "Link to this view", (e) => copyLink(id, e.currentTarget)),

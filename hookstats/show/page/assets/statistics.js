@@ -55,10 +55,10 @@ function offered(kind = chosen.kind) {
 }
 
 // What a cell is, where it is no number on the scale; numbers are places in 0..1.
-const LEVEL = { missing: -2, none: -1, nonfinite: 9 };
+const LEVEL = { missing: -3, absent: -2, none: -1, nonfinite: 9 };
 
 // What there is of each cell, [sites * columns], of what the page is about or what is set beside.
-const STATE = { finite: 0, nonfinite: 1, missing: 2 };
+const STATE = { finite: 0, nonfinite: 1, absent: 2, missing: 3 };
 const stateOf = new WeakMap();
 
 function statesOf(d) {
@@ -69,15 +69,31 @@ function statesOf(d) {
     if (!seen[i]) states[i] = STATE.missing;
     else if (nan[i] + posinf[i] + neginf[i] > 0) states[i] = STATE.nonfinite;
   }
+  d.sites.forEach((_, s) => findAbsent(d, s, states.subarray(s * d.columns, (s + 1) * d.columns)));
   stateOf.set(d, states);
   return states;
 }
 
+// A gradient is absent, not missing, where its layer ran and others of its kind came.
+function findAbsent(d, s, states) {
+  const { plain, phase, name } = d.sites[s];
+  if (!plain.includes("grad") || !states.includes(STATE.missing)) return;
+  const owner = plain === "param_grad" ? name.slice(0, Math.max(0, name.lastIndexOf("."))) : name;
+  const seenBy = (test) => d.sites.flatMap((site, k) => (site.phase === phase && test(site) ? [d.seen.subarray(k * d.columns, (k + 1) * d.columns)] : []));
+  const [peers, outputs] = [seenBy((site) => site.plain === plain), seenBy((site) => site.plain === "output" && site.name === owner)];
+  states.forEach((state, t) => {
+    if (state !== STATE.missing || (outputs.length && !outputs.some((seen) => seen[t]))) return;
+    if (peers.some((seen) => seen[t])) states[t] = STATE.absent;
+  });
+}
+
+const unseenText = (d, i) => (statesOf(d)[i] === STATE.absent ? "no gradient came" : "not recorded");
+
 // What values are compared with, instead of the steps before one: the other layers in the same step.
 const PEERS = "layers";
 
-// By site: `values` [T] and `levels`, the places on `scale`, which all sites share, or one of LEVEL:
-// zeros are "none" on a log scale or a share. Where `relative`, `usual` has the logarithm of what the
+// By site: `values` [T] and `levels`, the places on `scale`, which all sites share, or one of LEVEL, of
+// which `special` has the names that there are: zeros are "none" on a log scale. Where `relative`, `usual` has the logarithm of what the
 // site's values are compared with: a number, the site's median of the columns before `before`, where it
 // has any, or of all for null; or for PEERS, by column, the median of all sites.
 function valuesOf(data, sites, statistic, relative, before) {
@@ -88,17 +104,18 @@ function valuesOf(data, sites, statistic, relative, before) {
   const values = new Map(sites.map((s) => {
     if (stored) return [s, data[statistic.id].subarray(s * T, s * T + T)];
     const row = new Float64Array(T);
-    for (let t = 0, i = s * T; t < T; t++, i++) row[t] = Math.max(one[i], other[i]) < STATE.missing ? statistic.of(data, i, data.sites[s]) : NaN;
+    for (let t = 0, i = s * T; t < T; t++, i++) row[t] = Math.max(one[i], other[i]) < STATE.absent ? statistic.of(data, i, data.sites[s]) : NaN;
     return [s, row];
   }));
   const rows = [...values.values()];
   const usual = relative ? usualOf(values, before, T) : undefined;
-  const scale = relative ? ratioScale(sizesOf(rows, (x, r, t) => Math.log10(x) - usualAt(usual.get(sites[r]), t))) : chooseScale(rows, statistic.scale);
+  const scale = relative ? ratioScale(sizesOf(rows, (x, r, t) => Math.log10(x) - usualAt(usual.get(sites[r]), t))) : chooseScale(rows, statistic.scale, statistic.id);
   const levels = new Map(sites.map((s) => {
     const [row, level, own] = [values.get(s), new Float32Array(T), usual?.get(s)];
     for (let t = 0, i = s * T; t < T; t++, i++) {
       const [x, state] = [row[t], Math.max(one[i], other[i])];
       if (state === STATE.missing) level[t] = LEVEL.missing;
+      else if (state === STATE.absent) level[t] = LEVEL.absent;
       else if (state === STATE.nonfinite && statistic.id !== "nonfinite") level[t] = LEVEL.nonfinite;
       else if (Number.isNaN(x)) level[t] = LEVEL.missing;
       else if (x === 0 && (scale.zero || relative)) level[t] = LEVEL.none;
@@ -106,7 +123,8 @@ function valuesOf(data, sites, statistic, relative, before) {
     }
     return [s, level];
   }));
-  return { values, usual, scale, levels };
+  const special = Object.keys(LEVEL).filter((name) => sites.some((s) => levels.get(s).includes(LEVEL[name])));
+  return { values, usual, scale, levels, special };
 }
 
 function usualOf(values, before, T) {
@@ -162,20 +180,32 @@ function greatestOf(rows) {
   return greatest;
 }
 
-// at(x): 0..1, where a value lies on the colour bar; ticks: values to write below it.
-function chooseScale(values, kind) {
+// The nearest of ..., 1, 2, 5, 10, ..., or the next one above.
+const NEAREST = [Math.SQRT2, Math.sqrt(10), Math.sqrt(50), 10];
+const ABOVE = [1, 2, 5, 10].map((most) => most * 1.03); // less than a colour
+function rounded(x, bounds = NEAREST) {
+  const power = 10 ** Math.floor(Math.log10(x));
+  return [1, 2, 5, 10][bounds.findIndex((most) => x / power <= most)] * power;
+}
+
+// at(x): 0..1, the colour of a value; ticks: values to write below the colour bar, the first ones first
+// where room is short; place(x): where a value lies on the bar, if not at its colour.
+function chooseScale(values, kind, id) {
   if (kind === "ratio") {
     const { at, ticks, text, ...scale } = ratioScale(sizesOf(values, Math.log10));
     return { ...scale, at: (x) => at(Math.log10(x)), ticks: ticks.map((x) => 10 ** x), text: (x) => text(Math.log10(x)) };
   }
   if (kind === "share") {
-    const at = (x) => x;
-    return { palette: "sequential", at, ticks: [0, 0.25, 0.5, 0.75, 1], text: percent, zero: true };
+    // None is pale, and the least share is told from none; of what is not finite each is harm.
+    const [palette, least] = id === "nonfinite" ? ["--nonfinite", 0.65] : ["--warning", 0.1];
+    const at = (x) => (x > 0 ? least + (1 - least) * x : 0);
+    return { palette, at, place: (x) => x, ticks: [0, 1, 0.5, 0.25, 0.75], text: percent };
   }
   const sizes = sizesOf(values);
-  const hi = greatestOf(values) || 1; // the extremes are what one looks for: no colour is theirs and others'
+  const hi = rounded(greatestOf(values) || 1, ABOVE); // the extremes are what one looks for: no colour is theirs and others'
   if (kind === "log") {
-    const lo = Math.max(Math.min(quantile(sizes, 0.005), hi / 2), hi * 1e-12) || hi / 10;
+    const least = Math.max(Math.min(quantile(sizes, 0.005), hi / 2), hi * 1e-12) || hi / 10;
+    const lo = 1 / rounded(1 / least, ABOVE);
     const [a, b] = [Math.log10(lo), Math.log10(hi)];
     const at = (x) => (Math.log10(x) - a) / (b - a);
     return { palette: "sequential", at, ticks: logTicks(a, b), text: number, zero: true };
@@ -183,7 +213,7 @@ function chooseScale(values, kind) {
   const linear = Math.max(quantile(sizes, 0.25), hi * 1e-4) || hi / 10;
   const reach = Math.asinh(hi / linear);
   const at = (x) => 0.5 + Math.asinh(x / linear) / reach / 2;
-  const middle = linear * Math.sinh(reach / 2);
+  const middle = rounded(linear * Math.sinh(reach / 2));
   const ticks = [0, -hi, hi, -middle, middle];
   return { palette: "diverging", at, ticks, text: number };
 }
@@ -199,11 +229,12 @@ function logTicks(a, b) {
 // sizes: of the ratios' logarithms. The scale reaches to the greatest; it is linear up to what most
 // ratios have, and logarithmic beyond, so that an extreme leaves the others their colours.
 function ratioScale(sizes) {
-  const reach = Math.max(sizes.at(-1) ?? 0, Math.log10(2));
+  const reach = Math.log10(rounded(Math.max(10 ** (sizes.at(-1) ?? 0), 2), ABOVE));
   const linear = Math.min(Math.max(quantile(sizes, 0.9) || 0, reach / 1000), reach);
   const most = Math.asinh(reach / linear);
   const at = (x) => 0.5 + Math.asinh(x / linear) / most / 2;
   const text = (x) => "×" + number(Number((10 ** x).toPrecision(2)));
-  const middle = linear * Math.sinh(most / 2);
+  const between = 10 ** (linear * Math.sinh(most / 2));
+  const middle = Math.log10(between < Math.SQRT2 ? 1 + rounded(between - 1) : rounded(between));
   return { palette: "diverging", at, ticks: [0, -reach, reach, -middle, middle], text };
 }

@@ -42,6 +42,7 @@ function markContents(marks, node) {
 // The hatched boxes of a legend, as the heatmap has them.
 const HATCHED = {
   nonfinite: [() => css("--nonfinite"), (context) => hatch(context, "rgba(255, 255, 255, 0.85)")],
+  absent: [(context) => hatch(context, css("--warning"), 2)],
   missing: [(context) => hatch(context, css("--muted"))],
 };
 const CLEAR = "rgba(0, 0, 0, 0)";
