@@ -246,10 +246,11 @@ def test_what_is_wrong_from_the_start_shows_on_one_scale(browser: Any, tmp_path:
     # The alert is about a weight, which is not recorded: its module's output shows it.
     assert page.chosen == ("2", "step 0")
     assert "kind=output" in page.link
-    assert not page["relative"].is_selected()
+    assert page["relative"].is_selected()
+    assert page["usual"].text == "the median of all layers"  # there is no past
     page["relative"].click()
     page.press(page.heatmap, "n")
-    assert not page["relative"].is_selected()  # as the incident is shown
+    assert page["relative"].is_selected()  # as the incident is shown
 
 
 @check
