@@ -8,7 +8,6 @@ from torch import Tensor
 from hookstats.stats.state import State
 
 PARAMS_SIZE: int
-REASONS: dict[str, str]
 
 class DoubleBuffer:
     recording: bool
@@ -49,14 +48,15 @@ class Site:
         occupancy: tuple[Tensor, Tensor] | None,
     ) -> None: ...
 
-class OutputHook:
+class ModuleHook:
     def __init__(
-        self, buffers: DoubleBuffer, python: object, values: Any, gradients: Any, phase: int
-    ) -> None: ...
-
-class InputHook:
-    def __init__(
-        self, buffers: DoubleBuffer, python: object, values: Any, gradients: Any, phase: int
+        self,
+        buffers: DoubleBuffer,
+        python: object,
+        values: Any,
+        gradients: Any,
+        phase: int,
+        of_inputs: bool,
     ) -> None: ...
 
 class Parameters:

@@ -1,6 +1,4 @@
 // The tensor hooks of autograd: one on a tensor, and for a view a second one on its base.
-#include "hooks/gradient.h"
-
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
@@ -9,8 +7,11 @@
 
 #include <atomic>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
+
+#include "hooks/site.h"
 
 namespace hookstats::hooks {
 
@@ -47,11 +48,10 @@ struct ForBase {
 
   void operator()(const at::Tensor& gradient) const {
     if (!awaited->is_replaced()) return;
-    if (Site::is_strided(gradient)) {
-      awaited->receive(of_view(gradient));
-    } else {
-      awaited->site->refuse(gradient, awaited->first.exchange(false));
-    }
+    // The memory of shards has no part that is the view.
+    if (!Site::is_strided(gradient))
+      throw std::runtime_error("a distributed view changed in place");
+    awaited->receive(of_view(gradient));
   }
 
   // The part of the base's gradient that lies where the view lies in the base.
@@ -101,15 +101,15 @@ void add_hook(const at::Tensor& x, Observe observe) {
 
 }  // namespace
 
-const Reason* await_gradient(const std::shared_ptr<Site>& site, const at::Tensor& x) {
+const char* await_gradient(const std::shared_ptr<Site>& site, const at::Tensor& x) {
   try {
-    if (x.grad_fn() == nullptr) return &kLeaf;
+    if (x.grad_fn() == nullptr) return kLeaf;
   } catch (const c10::AcceleratorError&) {
     throw;  // the device is lost
   } catch (const c10::Error&) {
     // Asking makes the place of a view in the graph anew, after a change of its base in place; of
     // some views, such as one of several outputs, there is none then.
-    return &kStaleView;
+    return kStaleView;
   }
   const auto awaited = std::make_shared<Awaited>(site);
   if (x.is_view() && !x._base().is_leaf()) {

@@ -3,15 +3,16 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Storage.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
-
-#include "hooks/gradient.h"
 
 namespace py = pybind11;
 
@@ -24,6 +25,57 @@ constexpr int64_t kReleaseGil = 1 << 16;
 
 // Python, which has a limit of its own, handles paths beyond this many: they change at every call.
 constexpr size_t kMostPlaces = 256;
+
+// A tensor in what a module takes or returns.
+struct Leaf {
+  std::string path;
+  at::Tensor owned;
+  // If the value itself is a tensor: where the value keeps it, since a first reference from C++ to
+  // a tensor of Python takes the GIL. Valid as long as the value lives. Whenever the GIL was
+  // released, another tensor may be there (`torch.utils.swap_tensors`).
+  const at::Tensor* borrowed = nullptr;
+
+  const at::Tensor& tensor() const { return borrowed != nullptr ? *borrowed : owned; }
+};
+
+using Leaves = c10::SmallVector<Leaf, 4>;
+
+// Python looks into what is nested deeper than this, such as a list that holds itself.
+constexpr int kMostNested = 8;
+
+// Appends the tensors in nested tuples and lists, as `leaves.py` does. Returns false where Python
+// has to take a value of another type apart.
+bool walk(PyObject* value, const std::string& path, Leaves& leaves, int depth = 0) {
+  if (Site::is_tensor(value)) {
+    const bool is_first = path.find_first_not_of("[0]") == std::string::npos;
+    leaves.push_back({is_first ? std::string() : path, THPVariable_Unpack(value)});
+    return true;
+  }
+  if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
+    if (depth == kMostNested) return false;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+      PyObject* const item = PySequence_Fast_GET_ITEM(value, i);
+      if (!walk(item, path + "[" + std::to_string(i) + "]", leaves, depth + 1)) return false;
+    }
+    return true;
+  }
+  return value == Py_None || PyUnicode_Check(value) || PyLong_Check(value) || PyFloat_Check(value);
+}
+
+// The same of the arguments of a hook: of a call's arguments, or of its output.
+bool add_leaves(PyObject* args, bool of_inputs, Leaves& leaves) {
+  PyObject* const output = PyTuple_GET_ITEM(args, 2);
+  if (!of_inputs && Site::is_tensor(output)) {  // as nearly always
+    leaves.push_back({{}, {}, &THPVariable_Unpack(output)});
+    return true;
+  }
+  if (!of_inputs) return walk(output, {}, leaves);
+  if (!walk(PyTuple_GET_ITEM(args, 1), {}, leaves)) return false;
+  for (const auto& [name, value] : py::reinterpret_borrow<py::dict>(output)) {
+    if (!walk(value.ptr(), "." + name.cast<std::string>(), leaves)) return false;
+  }
+  return true;
+}
 
 bool is_odd_call() {
   return torch::jit::tracer::isTracing() ||
@@ -51,31 +103,28 @@ void accumulate(Site& site, const at::Tensor& x) {
 }
 
 void await(const std::shared_ptr<Site>& site, const at::Tensor& x) {
-  const Reason* reason = nullptr;
+  const char* reason = kNoGradient;
   const bool done = site->attempt([&] {
-    if (!x.requires_grad()) {
-      reason = &kNoGradient;
-    } else {
-      reason = await_gradient(site, x);
-    }
+    if (x.requires_grad()) reason = await_gradient(site, x);
   });
-  if (!done) reason = &kDisabled;
+  if (!done) reason = kDisabled;
   if (reason == nullptr) {
     ++site->missing;
   } else {
-    site->skip(*reason);
+    site->skip(reason);
   }
 }
 
 }  // namespace
 
 ModuleHook::ModuleHook(std::shared_ptr<DoubleBuffer> buffers, py::object python, py::object values,
-                       py::object gradients, int phase)
+                       py::object gradients, int phase, bool of_inputs)
     : buffer_(std::move(buffers)),
       python_(std::move(python)),
       values_(std::move(values)),
       gradients_(std::move(gradients)),
-      phase_(phase) {}
+      phase_(phase),
+      of_inputs_(of_inputs) {}
 
 PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
@@ -91,9 +140,7 @@ PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
         hook->phase_ == 0 && buffers.skips_evaluation && !at::GradMode::is_enabled();
     done = !is_for_python && PyTuple_GET_SIZE(args) == 3 && hook->observe(args);
   } catch (const py::error_already_set& error) {
-    // A container raised it. The Python hook meets it again and copes; an interrupt comes only
-    // once.
-    if (!error.matches(PyExc_Exception)) throw;
+    if (!error.matches(PyExc_Exception)) throw;  // the Python hook meets other errors again
   }
   if (done) Py_RETURN_NONE;
   hook->outdated_ = true;
@@ -104,8 +151,7 @@ PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
 bool ModuleHook::observe(PyObject* args) {
   if (is_odd_call()) return false;
   Leaves leaves;
-  add_leaves(args, leaves);
-  if (leaves.empty()) return false;
+  if (!add_leaves(args, of_inputs_, leaves) || leaves.empty()) return false;
 
   const LockWithGil lock(*buffer_);
   const bool recomputation = torch::autograd::get_current_graph_task_id() != -1;
@@ -163,14 +209,6 @@ const ModuleHook::Place* ModuleHook::place(size_t i, const std::string& path) {
   if (places_.size() == kMostPlaces) return nullptr;
   places_.push_back({path, sites_at(values_, path), sites_at(gradients_, path)});
   return &places_.back();
-}
-
-void OutputHook::add_leaves(PyObject* args, Leaves& leaves) const {
-  hooks::add_leaves(PyTuple_GET_ITEM(args, 2), leaves);
-}
-
-void InputHook::add_leaves(PyObject* args, Leaves& leaves) const {
-  add_argument_leaves(PyTuple_GET_ITEM(args, 1), PyTuple_GET_ITEM(args, 2), leaves);
 }
 
 }  // namespace hookstats::hooks

@@ -1,4 +1,4 @@
-// The forward hooks of one module, as callables for Python.
+// The forward hook of one module, as a callable for Python.
 #pragma once
 
 #include <Python.h>
@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "hooks/leaves.h"
 #include "hooks/site.h"
 
 namespace hookstats::hooks {
@@ -18,15 +17,13 @@ namespace hookstats::hooks {
 class ModuleHook {
  public:
   // `values` and `gradients`: a Python `Sites`, or None. `phase`: the one whose calls it handles.
+  // `of_inputs`: it is a forward pre-hook with keyword arguments, (module, args, kwargs), for the
+  // inputs; else a forward hook, (module, args, output).
   ModuleHook(std::shared_ptr<DoubleBuffer> buffers, pybind11::object python,
-             pybind11::object values, pybind11::object gradients, int phase);
-  virtual ~ModuleHook() = default;
+             pybind11::object values, pybind11::object gradients, int phase, bool of_inputs);
 
   // The slot that Python calls; always returns None.
   static PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs);
-
- protected:
-  virtual void add_leaves(PyObject* args, Leaves& leaves) const = 0;
 
  private:
   // The sites of one kind of a leaf, a site per number of channels.
@@ -56,26 +53,9 @@ class ModuleHook {
   std::shared_ptr<DoubleBuffer> buffer_;
   pybind11::object python_, values_, gradients_;
   const int phase_;
+  const bool of_inputs_;
   std::vector<Place> places_;
   bool outdated_ = false;  // Python may have made sites that `places_` lacks
-};
-
-// Forward hook: (module, args, output).
-class OutputHook final : public ModuleHook {
- public:
-  using ModuleHook::ModuleHook;
-
- protected:
-  void add_leaves(PyObject* args, Leaves& leaves) const override;
-};
-
-// Forward pre-hook with keyword arguments: (module, args, kwargs).
-class InputHook final : public ModuleHook {
- public:
-  using ModuleHook::ModuleHook;
-
- protected:
-  void add_leaves(PyObject* args, Leaves& leaves) const override;
 };
 
 }  // namespace hookstats::hooks

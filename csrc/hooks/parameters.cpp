@@ -7,8 +7,6 @@
 
 #include <utility>
 
-#include "hooks/leaves.h"
-
 namespace py = pybind11;
 
 namespace hookstats::hooks {
@@ -39,7 +37,7 @@ void Parameters::add_watched(PyObject* parameter, py::object owner, py::str key,
 bool Parameters::observe(const py::list& groups, const py::object& divisor) {
   std::optional<at::Tensor> scale;
   if (!divisor.is_none()) {
-    if (!is_tensor(divisor.ptr())) return false;
+    if (!Site::is_tensor(divisor.ptr())) return false;
     scale = THPVariable_Unpack(divisor.ptr());
   }
   struct LetGo {
@@ -96,7 +94,7 @@ bool Parameters::collect(const py::list& groups, const std::optional<at::Tensor>
 
 // The names say which parameter is watched: a module may have another parameter by a name now.
 bool Parameters::is_still(const Entry& entry, PyObject* parameter) const {
-  if (entry.parameter != parameter || !is_tensor(parameter)) return false;
+  if (entry.parameter != parameter || !Site::is_tensor(parameter)) return false;
   if (!entry.owner) return true;
   const py::object owner = taken(PyObject_CallNoArgs(entry.owner.ptr()));
   if (owner.is_none()) return false;

@@ -8,10 +8,8 @@
 #include <string>
 
 #include "hooks/double_buffer.h"
-#include "hooks/gradient.h"
 #include "hooks/module_hook.h"
 #include "hooks/parameters.h"
-#include "hooks/reasons.h"
 #include "hooks/site.h"
 
 namespace py = pybind11;
@@ -45,25 +43,11 @@ KernelTable to_table(const std::map<std::string, size_t>& addresses) {
   return table;
 }
 
-py::dict reasons() {
-  py::dict by_name;
-  for (const Reason& reason : kReasons) by_name[reason.name] = reason.text;
-  return by_name;
-}
-
 // Python calls a hook through ModuleHook::call. A tracer, which reads `__call__` instead, finds the
 // Python function `traced`.
 void set_traced(py::type type, const py::function& traced) {
   type.attr("__call__") = traced;
   reinterpret_cast<PyTypeObject*>(type.ptr())->tp_call = ModuleHook::call;
-}
-
-template <class Hook>
-void define_hook(py::module_& m, const char* name) {
-  py::class_<Hook>(m, name, py::dynamic_attr())
-      .def(py::init<std::shared_ptr<DoubleBuffer>, py::object, py::object, py::object, int>(),
-           py::arg("buffers"), py::arg("python"), py::arg("values"), py::arg("gradients"),
-           py::arg("phase"));
 }
 
 }  // namespace
@@ -73,7 +57,6 @@ void define_hook(py::module_& m, const char* name) {
 
 PYBIND11_MODULE(_hooks, m) {
   m.attr("PARAMS_SIZE") = sizeof(UpdateParams);
-  m.attr("REASONS") = reasons();
 
   py::class_<DoubleBuffer, std::shared_ptr<DoubleBuffer>>(m, "DoubleBuffer")
       .def(py::init([](const std::map<std::string, size_t>& kernels) {
@@ -156,14 +139,14 @@ PYBIND11_MODULE(_hooks, m) {
 
   m.def(
       "await_gradient",
-      [](const std::shared_ptr<Site>& site, const at::Tensor& x) -> std::optional<std::string> {
-        const Reason* const reason = await_gradient(site, x);
-        if (reason == nullptr) return std::nullopt;
-        return reason->text;
+      [](const std::shared_ptr<Site>& site, const at::Tensor& x) {
+        return await_gradient(site, x);
       },
       py::arg("site"), py::arg("x"));
-  define_hook<OutputHook>(m, "OutputHook");
-  define_hook<InputHook>(m, "InputHook");
+  py::class_<ModuleHook>(m, "ModuleHook", py::dynamic_attr())
+      .def(py::init<std::shared_ptr<DoubleBuffer>, py::object, py::object, py::object, int, bool>(),
+           py::arg("buffers"), py::arg("python"), py::arg("values"), py::arg("gradients"),
+           py::arg("phase"), py::arg("of_inputs"));
   m.def("set_traced", &set_traced, py::arg("type"), py::arg("traced"));
 }
 

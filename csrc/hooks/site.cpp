@@ -80,6 +80,10 @@ Site::~Site() {
   Py_DECREF(owner_);
 }
 
+bool Site::is_tensor(PyObject* value) {
+  return PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
+}
+
 bool Site::is_plain(const at::Tensor& x) {
   return has_only(x, kPlainKeys) && x.layout() == at::kStrided && x.has_storage() &&
          (x.const_data_ptr() != nullptr || x.numel() == 0) &&
@@ -176,14 +180,12 @@ void Site::receive(const at::Tensor& gradient, bool first,
     std::lock_guard<TimedMutex> lock(buffer_->mutex);
     const bool recording = buffer_->recording;
     if (!recording || takes(gradient)) {
-      const Reason* reason = &kNotRecorded;
+      std::optional<std::string> reason = kNotRecorded;
       if (recording) {
         const bool accumulated = attempt([&] { accumulate(gradient, mask.get()); });
-        reason = accumulated ? nullptr : &kDisabled;
+        reason = accumulated ? std::nullopt : std::optional<std::string>(kDisabled);
       }
-      count_gradient(first,
-                     reason == nullptr ? std::nullopt : std::optional<std::string>(reason->text),
-                     recording && is_whole(gradient, mask.get()));
+      count_gradient(first, reason, recording && is_whole(gradient, mask.get()));
       return;
     }
   }
@@ -191,10 +193,6 @@ void Site::receive(const at::Tensor& gradient, bool first,
   call_owner(owner_, "receive", [&](const py::object& call) {
     call(to_python(gradient), first, to_python(masked_by));
   });
-}
-
-void Site::refuse(const at::Tensor& gradient, bool first) {
-  call_owner(owner_, "refuse", [&](const py::object& call) { call(to_python(gradient), first); });
 }
 
 void Site::fail(const std::exception& error) {

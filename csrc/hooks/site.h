@@ -4,10 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 #include <Python.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -17,12 +20,50 @@
 #include <vector>
 
 #include "core/update_params.h"
-#include "hooks/bound.h"
 #include "hooks/double_buffer.h"
-#include "hooks/reasons.h"
 #include "ops/kernels.h"
 
 namespace hookstats::hooks {
+
+// Why tensors are left out. Python has the same texts, in hookstats/records/reasons.py, and more.
+inline constexpr const char* kDisabled = "disabled";
+inline constexpr const char* kRecomputation = "recomputation";
+inline constexpr const char* kNoGradient = "requires no gradient";
+inline constexpr const char* kLeaf = "leaf";
+inline constexpr const char* kNotRecorded = "step not recorded";
+inline constexpr const char* kChangedByThread = "changed by another thread";
+inline constexpr const char* kStaleView = "stale view";
+
+// The arguments of `update_` after x and channel_dim: Python's `State`, with the same names.
+struct State {
+  at::Tensor moments, tallies;
+  std::optional<at::Tensor> counts, bins, channel_counts, channel_bins, sampling;
+};
+
+// Where a site accumulates tensors of one shape, dtype and device.
+struct Bound {
+  const Kernels* kernels;
+  at::ScalarType dtype;
+  at::Device device;
+  std::vector<int64_t> sizes, strides;
+  int channel_dim;  // or -1
+  // By buffer, as all arrays.
+  std::array<UpdateParams, 2> params{};
+  // Owns the memory that `params` points into.
+  std::array<State, 2> states;
+  std::array<at::Tensor, 2> calls;
+  std::optional<std::array<at::Tensor, 2>> occupancy;
+  std::array<int64_t*, 2> call_counts{};  // into `calls`
+  std::vector<float> tensor_edges{}, channel_edges{};
+  bool masked = false;  // whether the views in `params` are of a mask
+
+  // `clock`: of the double buffer, which tells in what order sites first ran in a step.
+  void count_accumulated(size_t front, int64_t& clock) {
+    int64_t* const counts = call_counts[front];
+    if (counts[0]++ == 0) counts[1] = ++clock;
+    if (int64_t* const occupancy_of = params[front].tensor_occupancy) ++occupancy_of[0];
+  }
+};
 
 // Every method but the constructor and destructor needs the double buffer's lock, unless it says
 // otherwise.
@@ -43,7 +84,7 @@ class Site {
   // The calls that were counted: each has one outcome, counted at once, so that an interrupt finds
   // no call half counted.
   int64_t forwards() const;
-  void skip(const Reason& reason) { ++skipped[reason.text]; }
+  void skip(const char* reason) { ++skipped[reason]; }
   // Counts the outcome of a call: it was accumulated, with all rows though there is a mask if
   // `whole`, or skipped for a reason.
   void count(const std::optional<std::string>& reason, bool whole) {
@@ -95,8 +136,6 @@ class Site {
   // tensor; `mask`: that of the call which had the tensor, or null. Call it without the lock and
   // without the GIL, which it takes only where `takes` refuses.
   void receive(const at::Tensor& gradient, bool first, const std::shared_ptr<const Mask>& mask);
-  // Counts the gradient of a view's base if the view's part cannot be taken out of it.
-  void refuse(const at::Tensor& gradient, bool first);
   // Runs one step of the site's work; if that throws, disables the site with a warning. Returns
   // whether the work was done. With or without the GIL. Rethrows errors of the device and of
   // Python.
@@ -107,6 +146,9 @@ class Site {
 
   DoubleBuffer& buffers() const { return *buffer_; }
 
+  // Whether a value is a tensor by its type. An object may lie about its class, as proxies and
+  // mocks do: THPVariable_Check believes it, and what unpacks the tensor then reads foreign memory.
+  static bool is_tensor(PyObject* value);
   // Whether a tensor's memory holds its values: no wrapper, no lazy bit, no special layout.
   static bool is_plain(const at::Tensor& x);
   // Whether a tensor is plain except for lazy bits, so that sizes and strides describe parts of it.
@@ -136,5 +178,13 @@ bool Site::attempt(Work work) {
     return false;
   }
 }
+
+// Registers the hooks on a tensor that requires grad. Backward runs them without the GIL. Under the
+// double buffer's lock, as the gradient gets the mask that the double buffer has now.
+//
+// A view that is changed in place later is replaced in the graph, and the view's hook then gets
+// part of the gradient or none. The gradient of the base has all of it, so a hook on the base takes
+// over. Where the tensor has no place in the graph, there is no hook, and the result is the reason.
+const char* await_gradient(const std::shared_ptr<Site>& site, const at::Tensor& x);
 
 }  // namespace hookstats::hooks

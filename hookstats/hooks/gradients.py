@@ -1,9 +1,8 @@
-"""The hooks of tensors, which hand the gradient of a call's tensor, or of a view, to a receiver."""
+"""The hooks of tensors, which hand on the gradient of a call's tensor, or of a view."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,44 +15,37 @@ from hookstats.records import reasons
 
 _NOTHING = torch.empty(0, device="cpu")
 
-
-class Receiver(Protocol):
-    """Takes the gradients of one tensor, as a `Site` does."""
-
-    def receive(self, gradient: Tensor, first: bool) -> None:
-        """Take a gradient that arrived; `first`: no other gradient arrived for its tensor."""
-
-    def refuse(self, gradient: Tensor, first: bool) -> None:
-        """Count the gradient of a view's base if the view's part cannot be taken out of it."""
-
-    def disable(self, error: Exception) -> object:
-        """Take no more gradients because of `error`, and warn; raises nothing but device errors."""
+Receive = Callable[[Tensor, bool], object]
+"""Takes a gradient that arrived, and whether no other one arrived for its tensor before."""
 
 
 class GradientHook(Hook):
-    """Tensor hook for one call's tensor: hands the gradient to a receiver, once per backward.
+    """Tensor hook for one call's tensor: hands on the gradient, once per backward.
 
     For a view that is replaced in the graph (see `View`), `BaseHook` takes over.
     """
 
-    __slots__ = ("_first", "receiver", "view")
+    __slots__ = ("_first", "_receive", "disable", "view")
     __torch_unserializable__ = True  # a tensor is saved without the hook, and without a warning
 
-    def __init__(self, receiver: Receiver, view: View | None) -> None:
-        """view: if the tensor is one, and has a `BaseHook`, too."""
-        self.receiver = receiver
+    def __init__(
+        self, receive: Receive, disable: Callable[[Exception], object], view: View | None
+    ) -> None:
+        """As `register`; view: if the tensor is one, and has a `BaseHook`, too."""
+        self._receive = receive
+        self.disable = disable
         self.view = view
         self._first = True
 
     def __call__(self, gradient: Tensor | None) -> None:
         # An undefined gradient is None.
         if gradient is not None and not (self.view is not None and self.view.is_replaced()):
-            self.hand_on(self.receiver.receive, gradient)
+            self.hand_on(gradient)
 
-    def hand_on(self, receive: Callable[[Tensor, bool], None], gradient: Tensor) -> None:
+    def hand_on(self, gradient: Tensor) -> None:
         """Give a gradient to the receiver, with whether it is the first."""
         first, self._first = self._first, False
-        receive(gradient, first)
+        self._receive(gradient, first)
 
 
 class BaseHook(Hook):
@@ -75,12 +67,13 @@ class BaseHook(Hook):
             return
         try:
             with without_torch_function():
-                taken = is_plain(gradient) and not unreadable(gradient)
-                part = view.part_of(gradient.detach()) if taken else gradient
+                if is_distributed(gradient):  # the memory of shards has no part that is the view
+                    raise ValueError("a distributed view changed in place")
+                part = view.part_of(gradient.detach())
         except Exception as error:
-            hook.receiver.disable(error)
+            hook.disable(error)
         else:
-            hook.hand_on(hook.receiver.receive if taken else hook.receiver.refuse, part)
+            hook.hand_on(part)
 
 
 def why_no_gradient(tensor: Tensor) -> str | None:
@@ -100,11 +93,16 @@ def why_no_gradient(tensor: Tensor) -> str | None:
         return reasons.STALE_VIEW
 
 
-def register(receiver: Receiver, tensor: Tensor) -> list[RemovableHandle]:
-    """Register the hooks that hand the gradient of `tensor`, once per backward, to `receiver`."""
+def register(
+    receive: Receive, disable: Callable[[Exception], object], tensor: Tensor
+) -> list[RemovableHandle]:
+    """Register the hooks that hand the gradient of `tensor` on, once per backward.
+
+    disable: called where the gradient of a view cannot be taken out of that of its base.
+    """
     base = awaited_base(tensor)
     view = None if base is None else View(tensor, base)
-    hook = GradientHook(receiver, view)
+    hook = GradientHook(receive, disable, view)
     handles = []
     if base is not None and view is not None:
         handles.append(base.register_hook(BaseHook(hook, view)))  # type: ignore[no-untyped-call]

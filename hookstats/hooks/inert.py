@@ -20,7 +20,12 @@ _Unique = TypeVar("_Unique")
 
 
 class Hook:
-    """A hook that belongs to one model, and to no copy or pickle of the model."""
+    """A hook that belongs to one model, and to no copy or pickle of the model.
+
+    Torch calls the hooks that were set when a call of the module began. If one of them removes
+    another, torch still calls that other hook, but without keyword arguments: it has forgotten that
+    the hook takes them. A removed hook is to do nothing.
+    """
 
     __slots__ = ()
 

@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling, is_exporting
 
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import run_untraced
-from hookstats.hooks.gradients import register, why_no_gradient
+from hookstats.hooks.gradients import why_no_gradient
 from hookstats.hooks.inert import KINDS, Hook
 from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
 from hookstats.hooks.readable import detour, own_dispatch
@@ -125,7 +125,7 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
             if site.native is not None and native.hooks is not None:
                 reason = native.hooks.await_gradient(site.native, tensor)
             else:
-                register(site.receiver(), tensor)
+                site.await_gradient(tensor)
     except Exception as error:
         reason = site.disable(error)
     if reason is None:
@@ -139,8 +139,10 @@ def fastest(hook: OutputHook | InputHook) -> Callable[..., Any]:
     buffers = hook.buffers.native
     if native.hooks is None or buffers is None:
         return hook
-    kind = native.hooks.OutputHook if isinstance(hook, OutputHook) else native.hooks.InputHook
-    front = kind(buffers, hook, hook.values, hook.gradients, hook.phase)
+    is_pre = isinstance(hook, InputHook)
+    front = native.hooks.ModuleHook(
+        buffers, hook, hook.values, hook.gradients, hook.phase, of_inputs=is_pre
+    )
     front.python = hook
     return cast(Callable[..., Any], front)
 
@@ -151,7 +153,6 @@ def _as_traced(self: Any, *args: Any) -> None:
 
 
 if native.hooks is not None:
-    for _kind in (native.hooks.OutputHook, native.hooks.InputHook):
-        KINDS.append(_kind)
-        _kind.__reduce__ = Hook.__reduce__
-        native.hooks.set_traced(_kind, _as_traced)
+    KINDS.append(native.hooks.ModuleHook)
+    native.hooks.ModuleHook.__reduce__ = Hook.__reduce__
+    native.hooks.set_traced(native.hooks.ModuleHook, _as_traced)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -13,7 +14,8 @@ from hookstats.buffers.double_buffer import Accumulator, DoubleBuffer
 from hookstats.buffers.graph_states import ACCUMULATED, AWAITED, GraphSite, GraphState
 from hookstats.hooks.channels import Rule, WithIntegers
 from hookstats.hooks.coverage import Counts, SiteCoverage
-from hookstats.hooks.readable import classify, own_dispatch, short, unreadable
+from hookstats.hooks.gradients import register
+from hookstats.hooks.readable import classify, own_dispatch, short
 from hookstats.hooks.sharding import Sharding
 from hookstats.records import reasons
 from hookstats.records.layout import Layout
@@ -45,7 +47,7 @@ class Site:
     """One tensor that a model computes or owns, in one width: accumulates it, or skips it with a
     reason.
 
-    Callers hold the double buffer's lock, except for `receive` and `refuse`.
+    Callers hold the double buffer's lock, except for `receive`.
     """
 
     __slots__ = (
@@ -116,10 +118,9 @@ class Site:
             else:
                 site.counts.count_gradient(first, reasons.NOT_RECORDED)
 
-    def receiver(self) -> Site | Masked:
-        """What takes the gradients of a tensor of the call under way, with the call's mask."""
-        mask = self._buffers.mask.now
-        return self if mask is None else Masked(self, mask)
+    def await_gradient(self, tensor: Tensor) -> None:
+        """Register the hooks that accumulate the gradient of a tensor of the call under way."""
+        register(partial(self.receive, mask=self._buffers.mask.now), self.disable, tensor)
 
     def _of_width(self, gradient: Tensor) -> Site:
         """The site for a gradient, which usually has the width of its tensor."""
@@ -129,14 +130,6 @@ class Site:
         except Exception as error:
             self.disable(error)
             return self
-
-    def refuse(self, gradient: Tensor, first: bool) -> None:
-        """Count the gradient of a view's base if the view's part cannot be taken out of it."""
-        with self._buffers.lock, self._buffers.guard, own_dispatch():
-            # The memory of shards has no part that is the view.
-            reason = unreadable(gradient) or reasons.CHANGED_VIEW
-            recording = self._buffers.recording
-            self.counts.count_gradient(first, reason if recording else reasons.NOT_RECORDED)
 
     def note_sharding(self, tensor: Tensor) -> None:
         """Await gradients, and note where `tensor` is among those of all ranks, which its gradient
@@ -317,23 +310,6 @@ class Site:
             error=self.error,
             unmasked={reasons.MASK_UNFIT: unmasked} if unmasked else {},
         )
-
-
-class Masked:
-    """Takes the gradients of one tensor for a site, with the mask of the tensor's call."""
-
-    __slots__ = ("_mask", "_site", "disable", "refuse")
-
-    def __init__(self, site: Site, mask: Tensor) -> None:
-        """mask: as in `CurrentMask.now`."""
-        self._site = site
-        self._mask = mask
-        self.refuse = site.refuse
-        self.disable = site.disable
-
-    def receive(self, gradient: Tensor, first: bool) -> None:
-        """As `Site.receive`."""
-        self._site.receive(gradient, first, self._mask)
 
 
 def _fits(mask: Tensor, x: Tensor, channel_dim: int | None) -> bool:

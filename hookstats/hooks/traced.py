@@ -34,8 +34,7 @@ from hookstats._torch import (
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.buffers.graph_states import AWAITED, of_backward
 from hookstats.hooks.dynamo import look_at_tracer
-from hookstats.hooks.gradients import View, awaited_base
-from hookstats.hooks.inert import Hook
+from hookstats.hooks.gradients import register
 from hookstats.hooks.leaves import Leaf
 from hookstats.hooks.readable import refused_placement, short
 from hookstats.hooks.widths import Sites
@@ -336,13 +335,8 @@ def _await_gradient(
         return  # a recomputation: the hooks of the first call get the gradient
     save_without_version((*state, came, unmasked, awaited, partial))
     refused = None if partial is None else (awaited, partial)
-    into = _Into(dim, state, came, mask, unmasked)
-    base = awaited_base(x)
-    view = None if base is None else View(x, base)
-    if base is not None:
-        on_base = _Gradient(into, view, None, of_base=True)
-        base.register_hook(on_base)  # type: ignore[no-untyped-call]
-    x.register_hook(_Gradient(into, view, refused, of_base=False))  # type: ignore[no-untyped-call]
+    into = _Into(dim, state, came, mask, unmasked, refused)
+    register(into.receive, into.disable, x)
 
 
 def _is_run(counter: Tensor) -> bool:
@@ -363,50 +357,26 @@ class _Into(NamedTuple):
     """That of the call which had the tensor."""
     unmasked: Tensor | None
     """How many gradients the mask does not fit."""
+    refused: tuple[Tensor, Tensor] | None
+    """Where each rank may have a summand of a gradient: how many are awaited, and were refused."""
 
-    def accumulate(self, gradient: Tensor) -> None:
-        """Accumulate a gradient, and count it."""
+    def receive(self, gradient: Tensor, first: bool) -> None:
+        """Accumulate a gradient, and count it, both on the device."""
+        gradient = gradient.detach()
+        if self.refused is not None and _has_summands(gradient):
+            for counter, change in zip(self.refused, (-1, 1), strict=True):
+                _add(counter, change)
+            return
+        gradient = _local(gradient)
         fitting = _fitting(self.mask, gradient, self.dim)
         update_(gradient, self.dim, *self.state, fitting)
         _add(self.came, 1)
         if self.unmasked is not None and fitting is None:
             _add(self.unmasked, 1)
 
-
-class _Gradient(Hook):
-    """Tensor hook of a tensor or of its base, as `GradientHook` and `BaseHook` are, which counts on
-    the device."""
-
-    __slots__ = ("_into", "_of_base", "_refused", "_view")
-    __torch_unserializable__ = True
-
-    def __init__(
-        self,
-        into: _Into,
-        view: View | None,
-        refused: tuple[Tensor, Tensor] | None,
-        *,
-        of_base: bool,
-    ) -> None:
-        """refused: where gradients are counted of which each rank has a summand: how many are
-        awaited, and how many were refused."""
-        self._into = into
-        self._view = view
-        self._refused = refused
-        self._of_base = of_base
-
-    def __call__(self, gradient: Tensor | None) -> None:
-        view = self._view
-        if gradient is None or (view is not None and view.is_replaced()) is not self._of_base:
-            return
-        gradient = gradient.detach()
-        if self._of_base and view is not None:
-            gradient = view.part_of(gradient)
-        if self._refused is not None and _has_summands(gradient):
-            for counter, change in zip(self._refused, (-1, 1), strict=True):
-                _add(counter, change)
-            return
-        self._into.accumulate(_local(gradient))
+    def disable(self, error: Exception) -> None:
+        """A graph cannot go on without the gradient that it is to accumulate."""
+        raise error
 
 
 def _add(counter: Tensor, change: int) -> None:

@@ -1,6 +1,6 @@
 """Why a tensor or a call has no statistics: every reason that has a fixed text in the coverage.
 
-The C++ hooks use some of these reasons, by the same names (csrc/hooks/reasons.h). Reasons with
+The C++ hooks have some of these texts, too (csrc/hooks/site.h). Reasons with
 details, such as "dtype int64" or "layout sparse_coo", are made where a tensor is examined.
 """
 
@@ -36,8 +36,6 @@ PARTIAL: Final = "DTensor Partial(sum)"
 STALE_VIEW: Final = "stale view"
 """The view's base was changed in place, and the view, such as one of several outputs of a function
 or one made without gradients, has no place in the graph any more."""
-CHANGED_VIEW: Final = "distributed view changed in place"
-"""The gradient of the view is part of its base's, and cannot be taken out of shards."""
 OLD_COMPILER: Final = "compiled code of torch 2.10"
 """That torch compares versions of all that a compiled backward uses, and the states change."""
 TRANSFORM: Final = "torch.func transform"

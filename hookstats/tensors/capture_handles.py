@@ -266,7 +266,8 @@ class TensorCapture(_Captured):
         super().__init__(recorder)
         recorder.source(TENSOR)
         self._shape = tuple(tensor.shape)
-        self._handles = register(BackwardReceiver(recorder), tensor)
+        receiver = BackwardReceiver(recorder)
+        self._handles = register(receiver.receive, receiver.disable, tensor)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_recorder": self._recorder, "_shape": self._shape, "_handles": []}

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookstats._torch import current_graph_task_id
-from hookstats.hooks.calls import after_call, before_call
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.gradients import register, why_no_gradient
 from hookstats.hooks.inert import Hook, marked
 from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
 from hookstats.hooks.readable import detour, without_torch_function
-from hookstats.records.reasons import CHANGED_VIEW, LEAF
+from hookstats.records.reasons import LEAF
 from hookstats.tensors.captured import MISSING, CapturedCall
 from hookstats.tensors.recorder import Recorder
 
@@ -140,7 +139,7 @@ class CallHooks:
                 receiver = _Receiver(recorder, call, gradient, path, backwards)
                 reason = why_no_gradient(tensor)
                 if reason is None:
-                    register(receiver, tensor)
+                    register(receiver.receive, receiver.disable, tensor)
                 elif reason == LEAF and kind == "input":
                     asked = set() if asked is None else asked
                     self._leaf_hook(tensor).waiting.append((receiver, asked))
@@ -170,9 +169,9 @@ class _BeforeHook(Hook):
     def __init__(self, hooks: CallHooks) -> None:
         self._hooks = hooks
 
-    @before_call
-    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        self._hooks.before(args, kwargs)
+    def __call__(self, module: nn.Module, args: tuple[object, ...], *rest: Any) -> None:
+        if rest:  # see `Hook`
+            self._hooks.before(args, *rest)
 
 
 class _AfterHook(Hook):
@@ -183,9 +182,9 @@ class _AfterHook(Hook):
     def __init__(self, hooks: CallHooks) -> None:
         self._hooks = hooks
 
-    @after_call
-    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object], output: Any) -> None:
-        self._hooks.after(kwargs, output)
+    def __call__(self, module: nn.Module, args: tuple[object, ...], *rest: Any) -> None:
+        if len(rest) == 2:  # see `Hook`
+            self._hooks.after(*rest)
 
 
 for _hook in (_BeforeHook, _AfterHook):
@@ -205,10 +204,6 @@ class BackwardReceiver:
         """Take a gradient that arrived."""
         self._add(gradient)
 
-    def refuse(self, gradient: Tensor, first: bool) -> None:
-        """Note that the view's part cannot be taken out of its base's gradient."""
-        self._add(CHANGED_VIEW)
-
     def disable(self, error: Exception) -> None:
         """Capture no more calls of the module, or gradients of the tensor."""
         recorder = self._recorder()
@@ -216,15 +211,14 @@ class BackwardReceiver:
             with recorder.lock:
                 recorder.fail(self._name, error)
 
-    def _add(self, gradient: Tensor | str) -> None:
+    def _add(self, gradient: Tensor) -> None:
         recorder = self._recorder()
         if recorder is None or recorder.closed:
             return
         with recorder.lock, without_torch_function():
             call = recorder.begin(TENSOR)
             if call is not None:
-                taken = gradient if isinstance(gradient, str) else recorder.take(call, gradient)
-                call.add(GRAD, "", taken)
+                call.add(GRAD, "", recorder.take(call, gradient))
 
 
 class _Receiver(BackwardReceiver):
@@ -252,7 +246,7 @@ class _Receiver(BackwardReceiver):
         recorder, call = self._recorder(), self._call()
         return recorder is not None and call is not None and recorder.keeps(call)
 
-    def _add(self, gradient: Tensor | str) -> None:
+    def _add(self, gradient: Tensor) -> None:
         backward = current_graph_task_id()
         if self._backwards is not None:
             self._backwards.add(backward)
@@ -261,7 +255,7 @@ class _Receiver(BackwardReceiver):
             return
         with recorder.lock, without_torch_function():
             if recorder.keeps(call):
-                taken = gradient if isinstance(gradient, str) else recorder.take(call, gradient)
+                taken = recorder.take(call, gradient)
                 call.add(self._kind, self._path, taken, backward)
 
 

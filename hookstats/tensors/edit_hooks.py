@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
-from hookstats.hooks.calls import after_call, before_call
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.gradients import View, awaited_base
 from hookstats.hooks.inert import Hook
@@ -84,10 +83,10 @@ class InputEdit(_ModuleHook):
 
     __slots__ = ()
 
-    @before_call
-    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
-        if not self.editor.active:  # as above
+    def __call__(self, module: nn.Module, args: tuple[object, ...], *rest: Any) -> Any:
+        if not (self.editor.active and rest):  # see `Hook`
             return None
+        (kwargs,) = rest
         return self._put((args, kwargs), self._edited(argument_leaves(args, kwargs)))
 
 
@@ -96,10 +95,10 @@ class GradientOfOutputEdit(_ModuleHook):
 
     __slots__ = ()
 
-    @after_call
-    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object], output: Any) -> None:
-        if not self.editor.active:  # as above
+    def __call__(self, module: nn.Module, args: tuple[object, ...], *rest: Any) -> None:
+        if not (self.editor.active and len(rest) == 2):  # see `Hook`
             return
+        kwargs, output = rest
         found = list(leaves(output))
         users = [_memory(tensor) for _, tensor in argument_leaves(args, kwargs)]
         users += {id(tensor): _memory(tensor) for _, tensor in found}.values()

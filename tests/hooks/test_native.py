@@ -37,7 +37,7 @@ def test_the_cpp_hooks_are_built() -> None:
     assert native.hooks is not None, native.why_not
     module = nn.Linear(2, 2)
     with watch(module):
-        assert native.hooks.OutputHook in map(type, module._forward_hooks.values())
+        assert native.hooks.ModuleHook in map(type, module._forward_hooks.values())
 
 
 class Nested(nn.Module):
@@ -147,7 +147,7 @@ def test_python_is_left_alone_once_the_sites_are_known(monkeypatch: pytest.Monke
         def forbidden(*args: object, **kwargs: object) -> None:
             raise AssertionError("Python was asked")
 
-        for name in ("receive", "refuse", "observe", "accumulate", "_adapt"):
+        for name in ("receive", "observe", "accumulate", "_adapt"):
             monkeypatch.setattr(Site, name, forbidden)
         for kind in (hooks.OutputHook, hooks.InputHook):
             monkeypatch.setattr(kind, "_observe", forbidden)
