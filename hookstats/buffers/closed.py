@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hookstats.buffers.device import Drained, Part
@@ -15,18 +13,8 @@ from hookstats.records.merge import joined
 from hookstats.records.record import SiteInfo, StepRecord, Table
 from hookstats.records.sparse import Int64, SparseCounts, rows_of
 from hookstats.stats.bins import Bins
-from hookstats.stats.merge import joined_rows, offsets_of
+from hookstats.stats.merge import joined_rows
 from hookstats.stats.state import identity_moments, identity_tallies
-
-
-class Loan:
-    """Whether buffers are lent to a step; who lent them keeps it."""
-
-    __slots__ = ("is_free",)
-
-    def __init__(self, *, is_free: bool) -> None:
-        self.is_free = is_free
-        """Whether they were given back, empty."""
 
 
 class ClosedStep:
@@ -58,7 +46,8 @@ class ClosedStep:
         self._channel_bins = channel_bins
         self._drained: list[tuple[Drained, Tensor] | None] = [None] * len(parts)
         self._lock = lock()  # held while devices are drained
-        self.loan = Loan(is_free=not any(part.ranges.buffer.waits for part in parts))
+        self.is_free = not any(part.ranges.buffer.waits for part in parts)
+        """Whether the buffers that were lent to the step were given back, empty."""
 
     def drain_host(self) -> None:
         """Drain the host's part; called under the double buffer's lock."""
@@ -69,7 +58,7 @@ class ClosedStep:
     def drain(self) -> None:
         """Drain the devices, and give their buffers back, whether that succeeds or not."""
         with self._lock:
-            if self.loan.is_free:
+            if self.is_free:
                 return
             try:
                 for i, part in enumerate(self._parts):
@@ -81,12 +70,12 @@ class ClosedStep:
     def release(self) -> None:
         """Give the buffers back, empty: what was not drained is lost."""
         with self._lock:
-            if self.loan.is_free:
+            if self.is_free:
                 return
             for part, drained in zip(self._parts, self._drained, strict=True):
                 if drained is None:
                     part.ranges.buffer.clear(part.ranges, part.buffer)
-            self.loan.is_free = True
+            self.is_free = True
 
     @property
     def nbytes(self) -> int:
@@ -114,18 +103,13 @@ class ClosedStep:
                 for part, (_, accumulated) in zip(parts, found, strict=True)
             ]
         )
-        channels = _joined([np.diff(part.ranges.offsets) for part in parts])
         tensors = _together([drained.tensors for drained, _ in found])
         rows = _together([drained.channels for drained, _ in found])
-        seen = observed > 0
-        if not seen.all():
-            tensors, rows = _chosen(tensors, seen), _chosen(rows, np.repeat(seen, channels))
-            infos, observed, order = tuple(compress(infos, seen)), observed[seen], order[seen]
-        places = _places(self._order, order)
-        if places is not None:
+        kept = _kept(observed, self._order, order)
+        if len(kept) < len(infos) or (np.diff(kept) < 0).any():
             ends = np.cumsum([0, *(site.channels for site in infos)])
-            tensors, rows = tensors.chosen(places), rows.chosen(rows_of(ends, places))
-            infos, observed = tuple([infos[i] for i in places.tolist()]), observed[places]
+            tensors, rows = tensors.chosen(kept), rows.chosen(rows_of(ends, kept))
+            infos, observed = tuple([infos[i] for i in kept.tolist()]), observed[kept]
         record = StepRecord(
             step=step,
             rank=rank,
@@ -144,19 +128,17 @@ class ClosedStep:
 # get it back.
 
 
-def _places(order: Int64, sites: Int64) -> Int64 | None:
-    """The places of sites in the order in which these ran; None if they stand in it.
+def _kept(observed: Int64, order: Int64, sites: Int64) -> Int64:
+    """The places of the sites that were observed, in the order in which these ran.
 
     A site that ran in compiled graphs alone stands behind the site before it.
 
     order: by site, when it ran; 0: unknown. sites: by index there.
     """
-    if not order.all():
-        known = np.maximum.accumulate(np.where(order > 0, np.arange(len(order)), 0))
-        order = order[known]
-    ran = order[sites]
-    is_sorted = (ran[1:] > ran[:-1]) | ((ran[1:] == ran[:-1]) & (sites[1:] > sites[:-1]))
-    return None if is_sorted.all() else np.lexsort((sites, ran))
+    known = np.maximum.accumulate(np.where(order > 0, np.arange(len(order)), 0))
+    ran = order[known][sites]
+    kept = np.flatnonzero(observed)
+    return kept[np.lexsort((sites[kept], ran[kept]))]
 
 
 def _joined(parts: Sequence[Int64]) -> Int64:
@@ -173,14 +155,3 @@ def _together(tables: Sequence[Table]) -> Table:
         joined_rows([none[1], *(table.tallies.T for table in tables)]).T,
         SparseCounts.joined([SparseCounts.empty(0), *(table.hist for table in tables)]),
     )
-
-
-def _chosen(table: Table, keep: NDArray[np.bool_]) -> Table:
-    """The rows for which `keep` is true."""
-    counts = table.hist
-    offsets = offsets_of(np.diff(counts.offsets)[keep])
-    if offsets[-1] == len(counts.slots):  # sites that were not observed have no counts
-        hist = SparseCounts(offsets, counts.slots, counts.counts)
-    else:
-        hist = counts.chosen(np.flatnonzero(keep))
-    return Table(table.moments[:, keep], table.tallies[:, keep], hist)

@@ -16,7 +16,6 @@ from hookstats.kernels.ops import close_streams, drain_, mark_columns
 from hookstats.records.record import Table
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.stats.bins import Bins
-from hookstats.stats.merge import offsets_of
 from hookstats.stats.state import State, identity_moments, identity_tallies
 
 MAX_SITE_BYTES = 4 << 30
@@ -122,10 +121,6 @@ class DeviceBuffer:
             occupancy[0, 0],
             occupancy[1, 0],
         )
-
-    def ranges(self, sites: Int64, channels: Int64) -> Ranges:
-        """The rows of these sites, given their numbers of channels."""
-        return Ranges(self, sites, offsets_of(channels))
 
     def close(self, buffer: int, ranges: Ranges, calls: Int64) -> Part:
         """This device's part of the step in `buffer`, as it is now; waits for nothing.

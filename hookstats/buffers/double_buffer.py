@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookstats.buffers.closed import ClosedStep, Loan
+from hookstats.buffers.closed import ClosedStep
 from hookstats.buffers.device import DeviceBuffer, Ranges, Rows, zeros
 from hookstats.buffers.graph_states import GraphSite, GraphState
 from hookstats.buffers.lock import Guard, lock, whole
@@ -24,6 +23,7 @@ from hookstats.kernels.sampling import Sampling
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import LinearBins, LogBins
+from hookstats.stats.merge import offsets_of
 from hookstats.stats.patience import Patience
 from hookstats.stats.state import State
 
@@ -111,8 +111,8 @@ class DoubleBuffer:
         self.has_room: Callable[[], bool] = lambda: True
         """Whether the recorder takes another step now."""
         self.devices: dict[torch.device, DeviceBuffer] = {}
-        # The step that the other buffer was lent to, while somebody has it, and whether it is free.
-        self._lent: tuple[Callable[[], ClosedStep | None], Loan] = _nobody, Loan(is_free=True)
+        self._lent: ClosedStep | None = None
+        """The step that was closed last, which may have the other buffer."""
         self.patience = PATIENCE
         """The seconds that a close waits before steps are lost."""
         self._left: Patience | None = None  # once a close waits, until a later one gets on
@@ -165,7 +165,7 @@ class DoubleBuffer:
             for buffer in self.devices.values():
                 sites = np.array([i for i, one in enumerate(buffers) if one is buffer], np.int64)
                 if len(sites):
-                    ranges.append(buffer.ranges(sites, channels[sites]))
+                    ranges.append(Ranges(buffer, sites, offsets_of(channels[sites])))
             self._ranges = len(buffers), ranges
         return ranges
 
@@ -284,7 +284,7 @@ class DoubleBuffer:
         closed = ClosedStep(self.infos(), parts, order, unread, self.bins, self.channel_bins)
         self._calls.clear(len(self._placed), 0)
         closed.drain_host()
-        self._lent = weakref.ref(closed), closed.loan
+        self._lent = None if closed.is_free else closed
         self._half.front = 1 - self.front
         self.closed += 1
         return closed
@@ -294,9 +294,8 @@ class DoubleBuffer:
 
         lent: whether the step that was closed last is given up, too, if it is not drained.
         """
-        closed = self._lent[0]() if lent else None
-        if closed is not None:
-            closed.release()
+        if lent and self._lent is not None:
+            self._lent.release()
         with self.lock:
             self._clear()
 
@@ -327,19 +326,8 @@ class DoubleBuffer:
         self._left = None
 
     def _is_free(self) -> bool:
-        """Whether nobody drains the other buffer; it is emptied if its step was dropped."""
-        borrower, loan = self._lent
-        if not loan.is_free and borrower() is None:
-            with self.lock, self.guard:
-                for ranges in self.ranges():
-                    if ranges.buffer.waits:
-                        ranges.buffer.clear(ranges, 1 - self.front)
-            loan.is_free = True
-        return loan.is_free
-
-
-def _nobody() -> None:
-    """The step that a buffer is lent to which is not lent."""
+        """Whether nobody drains the other buffer."""
+        return self._lent is None or self._lent.is_free
 
 
 _NO_CALLS = np.zeros((0, 2), np.int64)

@@ -176,7 +176,7 @@ class Recorder:
         self._submitted += 1
         self._submitted_bytes += request.nbytes
         waiting, nbytes = self._waiting()
-        if waiting >= BATCH_STEPS or nbytes > BYTES_WAITING // 4 or not closed.loan.is_free:
+        if waiting >= BATCH_STEPS or nbytes > BYTES_WAITING // 4 or not closed.is_free:
             self._bell.put(None)
 
     def submit_scalars(self, scalars: Sequence[StepScalars]) -> None:

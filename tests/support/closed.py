@@ -6,7 +6,6 @@ import threading
 
 from support.samples import sample
 
-from hookstats.buffers.closed import Loan
 from hookstats.records.record import StepRecord
 
 
@@ -18,7 +17,7 @@ class Closed:
         self.error = error
         self.released = 0
         self.thread = ""
-        self.loan = Loan(is_free=True)
+        self.is_free = True
 
     nbytes = 1000
 
