@@ -18,7 +18,6 @@ from bench.cuda.transformer import makers as transformer_peers
 from bench.measure import Case, Table, measure
 from bench.states import BINS, State, What
 from bench.turns import Peer, Rounds
-from hookstats.hooks.parameters import Batches
 from hookstats.kernels import ops
 
 Makers = Mapping[str, Callable[[], Peer]]
@@ -170,7 +169,7 @@ def _hook(scale: Scale, name: str, xs: list[Tensor], many: peers.UpdateMany) -> 
     for parameter, x in zip(parameters, xs, strict=True):
         parameter.grad = x
     with hs.watch(parameters, kinds=("param_grad",), every=1, bins=BINS) as w:
-        batches, groups = Batches(), [list(parameters)]
+        known: list[object] = [None]  # the C++ half, once there is one
 
         def check(made: int) -> None:
             w.step()
@@ -178,14 +177,14 @@ def _hook(scale: Scale, name: str, xs: list[Tensor], many: peers.UpdateMany) -> 
             assert count == xs[0].numel() * (made + 1), "observations"  # the step's own, too
 
         def observe() -> None:
-            w._observers.parameters.observe(groups, batches)
+            known[0] = w._observers.parameters.observe([list(parameters)], known[0])
 
         makers = {
             "update_many_": lambda: Calls(many.run, 1, scale.device, lambda _: many.check()),
             "watch": lambda: Calls(observe, 1, scale.device, check),
         }
         case = _on_host(tables.HOOK, name, 1, makers)
-    case.facts["C++ hooks"] = float(batches.native is not None)
+    case.facts["C++ hooks"] = float(known[0] is not None)
     return case
 
 

@@ -18,13 +18,12 @@ Chain: TypeAlias = "tuple[Tensor | None, Chain | None]"
 class CurrentMask:
     """Which rows of the tensors of calls count now."""
 
-    __slots__ = ("_by_thread", "_native", "expected", "mismatch", "outside", "traced")
+    __slots__ = ("_begun", "_native", "mismatch", "outside", "traced")
 
     def __init__(self, native: _hooks.DoubleBuffer | None) -> None:
         self._native = native
-        self._by_thread: dict[int, Tensor | None] = {}
-        self.expected = False
-        """Whether there may be masks."""
+        # By thread: the calls and contexts under way, innermost last, by id, each with its mask.
+        self._begun: dict[int, tuple[tuple[int, Tensor | None], ...]] = {}
         # Made before any call, since what a transform makes is no plain tensor.
         self.mismatch = torch.ones(0, dtype=torch.bool, device="cpu")
         """A mask of no rows: under it, `coverage` counts every tensor as `unmasked`."""
@@ -37,25 +36,35 @@ class CurrentMask:
     def now(self) -> Tensor | None:
         """bool [batch, time] or [rows], contiguous; None where all rows count. It says nothing of
         tensors on other devices than its own, nor of calls on other threads."""
-        return self._by_thread.get(get_ident())
+        begun = self._begun.get(get_ident())
+        return begun[-1][1] if begun else None
 
     def in_trace(self) -> Tensor | None:
         """What holds where dynamo traces: of calls in compiled code, or else `outside`."""
         return self.outside if self.traced is None else self.traced[0]
 
-    def set(self, mask: Tensor | None) -> None:
-        """Have rows of this thread's calls, of which one is under way, count as `mask` says."""
-        self._by_thread[get_ident()] = mask
-        self._tell(mask)
+    def begin(self, by: object, mask: Tensor | None) -> None:
+        """A call of the module `by`, or a context, begins on this thread: `mask` is as `now`."""
+        begun = self._begun.get(get_ident(), ())
+        self._begun[get_ident()] = (*begun, (id(by), mask))
+        self._tell()
 
-    def clear(self) -> None:
-        """No call of this thread is under way any more."""
-        self._by_thread.pop(get_ident(), None)
-        self._tell(None)
+    def end(self, by: object) -> None:
+        """The call or context that began by `by`, if there is one, ends on this thread, with all
+        within it."""
+        begun = self._begun.get(get_ident(), ())
+        places = [place for place, (one, _) in enumerate(begun) if one == id(by)]
+        if not places:
+            return
+        if places[0]:
+            self._begun[get_ident()] = begun[: places[0]]
+        else:
+            del self._begun[get_ident()]
+        self._tell()
 
-    def _tell(self, mask: Tensor | None) -> None:
-        masks = list(self._by_thread.values())
+    def _tell(self) -> None:
+        masks = [begun[-1][1] for begun in list(self._begun.values())]
         several = len(masks) > 1 and any(one is not None for one in masks)
         self.outside = self.mismatch if several else masks[0] if masks else None
         if self._native is not None:
-            self._native.set_mask(mask)
+            self._native.set_mask(self.now)

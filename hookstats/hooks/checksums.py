@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from functools import cache
 
 import torch
@@ -10,9 +9,10 @@ from torch import Tensor, nn
 
 from hookstats._torch import is_flattened
 from hookstats.buffers.double_buffer import DoubleBuffer
-from hookstats.hooks.parameters import Batches, WatchedParameter
+from hookstats.hooks.parameters import Batches, Parameters
 from hookstats.hooks.readable import classify, own_dispatch
 from hookstats.hooks.widths import Widths
+from hookstats.records.replicas import CHECKSUM
 
 _RUNS = 1024
 _BITS = (1 << 53) - 1
@@ -54,47 +54,30 @@ def _factors(device: torch.device) -> Tensor:
     return (2 * torch.arange(_RUNS, device=device) + 1) * _FACTOR
 
 
-class Checksums:
-    """The watched parameters, for the kind "checksum"."""
+def observe(buffers: DoubleBuffer, parameters: Parameters) -> None:
+    """Accumulate the checksums of the watched parameters; called as a recorded step closes."""
+    watched = [one for one in parameters.watched if CHECKSUM in one.sites]
+    if not watched:
+        return
+    with buffers.lock, buffers.guard, torch.no_grad(), own_dispatch():
+        batches = Batches()
+        for one in watched:
+            parameter, sites = one.tensor(), one.sites[CHECKSUM]
+            if parameter is not None and not sites.first.error:
+                _add(batches, parameter, sites)
+        batches.accumulate(buffers.front)
 
-    def __init__(self, buffers: DoubleBuffer) -> None:
-        self._buffers = buffers
-        self._watched: list[tuple[WatchedParameter, Widths]] = []
-        self._batches = Batches()
 
-    def add(self, owner: nn.Module, key: str, sites: Widths) -> None:
-        """Watch the parameter `key` of `owner`, without keeping either alive."""
-        identity = id(owner._parameters[key])
-        found = WatchedParameter(weakref.ref(owner), key, identity, value=None, gradient=None)
-        self._watched.append((found, sites))
-
-    def observe(self) -> None:
-        """Accumulate the checksums of all watched parameters; called as a recorded step closes."""
-        if not self._watched:
-            return
-        with self._buffers.lock, self._buffers.guard, torch.no_grad(), own_dispatch():
-            self._batches.let_go()  # of what an interrupt of the last call left
-            try:
-                for watched, sites in self._watched:
-                    parameter = watched.tensor()
-                    if parameter is not None and not sites.first.error:
-                        self._add(parameter, sites)
-                self._batches.accumulate(self._buffers.front, None)
-            finally:
-                self._batches.let_go()
-
-    def _add(self, parameter: Tensor, sites: Widths) -> None:
-        own = "flattened by FSDP1" if is_flattened(parameter) else classify(parameter)
-        if isinstance(own, str):
-            sites.first.counts.skip(own)
-            return
-        try:
-            found = checksum(own)
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            sites.first.disable(error)
-            return
-        site = sites.at(found)
-        site.note_sharding(parameter)  # of which this rank may have a replica, or a part
-        self._batches.add(site, found, scaled=False)
+def _add(batches: Batches, parameter: Tensor, sites: Widths) -> None:
+    own = "flattened by FSDP1" if is_flattened(parameter) else classify(parameter)
+    if isinstance(own, str):
+        sites.first.counts.skip(own)
+        return
+    try:
+        found = checksum(own)
+    except Exception as error:
+        sites.first.disable(error)
+        return
+    site = sites.at(found)
+    site.note_sharding(parameter)  # of which this rank may have a replica, or a part
+    batches.add(site, found)

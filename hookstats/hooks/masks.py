@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import threading
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -26,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats._torch import has_storage, is_freed, mark_constant
 from hookstats.buffers.double_buffer import DoubleBuffer
+from hookstats.buffers.mask import CurrentMask
 from hookstats.hooks.dynamo import break_graphs, run_untraced
 from hookstats.hooks.inert import Hook, marked
 from hookstats.hooks.readable import detour, unreadable, without_torch_function
@@ -34,23 +33,6 @@ from hookstats.records import reasons
 from hookstats.records.keys import did_you_mean
 from hookstats.stats.mask import EXPECTED, unfit
 from hookstats.stats.messages import error_text, warn
-
-
-class _Begun(NamedTuple):
-    """A call or context that has begun on a thread."""
-
-    by: int
-    """The id of the module that is called, or of the context."""
-    is_call: bool
-    mask: Tensor | None
-    """As `CurrentMask.now`."""
-
-
-class _OfThread(threading.local):
-    """The calls and contexts under way on a thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.begun: list[_Begun] = []
 
 
 class Masks:
@@ -62,8 +44,6 @@ class Masks:
         self.key = str(next(_keys))  # constant functions take no objects before torch 2.12
         _masks_by_key[self.key] = self
         self._name = name
-        buffers.mask.expected = name is not None
-        self._of_thread = _OfThread()
         self._warned = False
 
     def attach(self, models: Iterable[nn.Module]) -> list[RemovableHandle]:
@@ -73,14 +53,14 @@ class Masks:
         """
         if self._name is None:
             return []
-        return [
-            marked(
-                model.register_forward_pre_hook(
-                    _Begin(self, self._name, place_of_argument(model, self._name)), with_kwargs=True
-                )
-            )
+        begins = {
+            model: _Begin(self, self._name, place_of_argument(model, self._name))
             for model in models
             if not isinstance(model, torch.jit.ScriptModule)
+        }
+        return [
+            marked(model.register_forward_pre_hook(begin, with_kwargs=True))
+            for model, begin in begins.items()
         ]
 
     def attach_ends(self, models: Iterable[nn.Module]) -> list[RemovableHandle]:
@@ -103,42 +83,13 @@ class Masks:
             raise ValueError(f"mask = {type(mask).__name__}: expected {EXPECTED}")
         if reason := unreadable(mask) or _unfit(mask):
             raise ValueError(f"mask has {reason}: expected {EXPECTED}")
-        self.buffers.mask.expected = True
-        return _Within(self, _copied(mask))
+        return _Within(self.buffers.mask, _copied(mask))
 
     def begin_call(self, model: nn.Module, given: object) -> None:
         """A call of a model begins on this thread, which was `given` a mask."""
-        self.end(model)  # of the call before, if an interrupt ended it: torch calls no hook then
-        self.begin(model, self.of_call(given), is_call=True)
-
-    def begin(self, by: object, mask: Tensor | None, *, is_call: bool) -> None:
-        """A call or context begins on this thread."""
-        self._of_thread.begun.append(_Begun(id(by), is_call, mask))
-        self._choose()
-
-    def end(self, by: object) -> None:
-        """The call or context that began by `by` ends on this thread, with all within it."""
-        begun = self._of_thread.begun
-        for place, one in enumerate(begun):
-            if one.by == id(by):
-                del begun[place:]
-                self._choose()
-                return
-
-    def _choose(self) -> None:
-        """Have the mask of the innermost call or context hold."""
-        if begun := self._of_thread.begun:
-            self.buffers.mask.set(begun[-1].mask)
-        else:
-            self.buffers.mask.clear()
-
-    def step_closed(self) -> None:
-        """A step was closed on this thread: no call is under way any more."""
-        begun = self._of_thread.begun
-        if begun:
-            begun[:] = [one for one in begun if not one.is_call]
-            self._choose()
-        self.buffers.mask.traced = None
+        mask = self.buffers.mask
+        mask.end(model)  # of the call before, if an interrupt ended it: torch calls no hook then
+        mask.begin(model, self.of_call(given))
 
     def of_call(self, given: object) -> Tensor | None:
         """The mask of a call, as `CurrentMask.now`: what the model was given, or if that is None,
@@ -165,12 +116,8 @@ class Masks:
                 return made
         except Exception as error:
             reason = error_text(error)
-        self.refuse(reason)
-        return self.buffers.mask.mismatch
-
-    def refuse(self, reason: str) -> None:
-        """Warn once that an argument is no mask."""
         self.warn_once(f"the argument has {reason}, expected {EXPECTED}")
+        return self.buffers.mask.mismatch
 
     def warn_once(self, why: str) -> None:
         """Warn once that all rows of some calls count."""
@@ -216,7 +163,7 @@ _masks_by_key: WeakValueDictionary[str, Masks] = WeakValueDictionary()
 
 def hookstats_refuses_mask(key: str, why: str) -> None:
     """Warn once that an argument is no mask; runs while dynamo traces."""
-    _masks_by_key[key].refuse(why)
+    _masks_by_key[key].warn_once(f"the argument has {why}, expected {EXPECTED}")
 
 
 def hookstats_tells_of_breaks(key: str) -> None:
@@ -287,7 +234,7 @@ class _Begin(Hook):
         self,
         module: nn.Module,
         args: tuple[object, ...],
-        kwargs: Mapping[str, object] | None = None,  # `calls` tells when there are none
+        kwargs: Mapping[str, object] | None = None,  # none: see `Hook`
     ) -> None:
         if kwargs is None:
             return
@@ -312,7 +259,7 @@ class _End(Hook):
         if is_dynamo_compiling():
             self._masks.end_traced()
         else:
-            self._masks.end(module)
+            self._masks.buffers.mask.end(module)
 
 
 for _hook in (_Begin, _End):
@@ -322,15 +269,15 @@ for _hook in (_Begin, _End):
 class _Within(AbstractContextManager[None]):
     """The context of a mask. No generator: dynamo cannot end its graph in one."""
 
-    def __init__(self, masks: Masks, mask: Tensor) -> None:
-        self._masks = masks
+    def __init__(self, current: CurrentMask, mask: Tensor) -> None:
+        self._current = current
         self._mask = mask
 
     def __enter__(self) -> None:
-        self._masks.begin(self, self._mask, is_call=False)
+        self._current.begin(self, self._mask)
 
     def __exit__(self, *exc: object) -> None:
-        self._masks.end(self)
+        self._current.end(self)
 
 
 for _method in (_Within.__enter__, _Within.__exit__):

@@ -24,7 +24,8 @@ call of `update_many_` accumulates the gradients of all parameters of the optimi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,10 +37,9 @@ from hookstats._torch import flat_padding, is_flattened
 from hookstats.buffers.double_buffer import Accumulator, DoubleBuffer
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.sites import Site
-from hookstats.hooks.widths import Widths
+from hookstats.hooks.widths import Sites, Widths
 from hookstats.kernels.ops import update_many_
 from hookstats.records import reasons
-from hookstats.stats.state import State
 
 if TYPE_CHECKING:
     from hookstats import _hooks
@@ -56,59 +56,67 @@ class Parameters:
 
     def __init__(self, buffers: DoubleBuffer) -> None:
         self._buffers = buffers
-        self._watched: list[WatchedParameter] = []
+        self.watched: list[WatchedParameter] = []
         self._by_id: dict[int, WatchedParameter] | None = None
-        self._batches = Batches()
+        self._native: _hooks.Parameters | None = None
 
     def add(
-        self, owner: nn.Module, key: str, value: Widths | None, gradient: Widths | None
+        self, owner: nn.Module, key: str, sites: Mapping[str, Widths], states: Sites | None
     ) -> None:
-        """Watch the parameter `key` of `owner`, without keeping either alive."""
+        """Watch the parameter `key` of `owner`, without keeping either alive.
+
+        sites: by kind. states: by the path of what the optimizer keeps, such as ".exp_avg".
+        """
         identity = id(owner._parameters[key])
-        self._watched.append(WatchedParameter(weakref.ref(owner), key, identity, value, gradient))
+        self.watched.append(WatchedParameter(weakref.ref(owner), key, identity, sites, states))
 
     def observe(
-        self, groups: list[list[Tensor]], batches: Batches, scale: Tensor | None = None
-    ) -> None:
+        self,
+        groups: list[list[Tensor]],
+        native: _hooks.Parameters | None,
+        scale: Tensor | None = None,
+    ) -> _hooks.Parameters | None:
         """Accumulate the watched ones of the parameters, with their gradients divided by `scale`.
 
-        groups: lists of parameters. batches: the batches of these parameters in the last step.
+        groups: lists of parameters. native: the C++ half, which suffices as long as parameters and
+            gradients are like those that it was made of.
+
+        Returns:
+            The C++ half for the next step with these parameters.
         """
         with self._buffers.lock, self._buffers.guard, own_dispatch():
-            if batches.native is not None and batches.native.observe(groups, scale):
-                return
+            if native is not None and native.observe(groups, scale):
+                return native
             if self._by_id is None:
-                self._by_id = {id(watched.tensor()): watched for watched in self._watched}
-                for watched in self._watched:
+                self._by_id = {id(watched.tensor()): watched for watched in self.watched}
+                for watched in self.watched:
                     watched.check()
-            batches.let_go()  # of what an interrupt of the last call left
-            try:
-                batches.native = self._buffers.native_parameters()
-                came: list[tuple[Site, bool]] = []
-                for parameter in chain.from_iterable(groups):
-                    found = self._by_id.get(id(parameter))
-                    if found is not None and found.tensor() is parameter:
-                        came += _collect(found, parameter, batches, scaled=scale is not None)
-                    else:
-                        found = None
-                    if is_flattened(parameter):
-                        batches.native = None  # it knows of no padding
-                    if batches.native is not None:
-                        _hand_on(found, parameter, batches.native)
-                batches.accumulate(self._buffers.front, scale)
-                self._buffers.unread += [s.name for s, is_read in came if s.error or not is_read]
-            finally:
-                batches.let_go()
+            batches = Batches()
+            native = self._buffers.native_parameters()
+            came: list[tuple[Site, bool]] = []
+            for parameter in chain.from_iterable(groups):
+                found = self._by_id.get(id(parameter))
+                if found is not None and found.tensor() is parameter:
+                    came += _collect(found, parameter, batches, scaled=scale is not None)
+                else:
+                    found = None
+                if is_flattened(parameter):
+                    native = None  # it knows of no padding
+                if native is not None:
+                    _hand_on(found, parameter, native)
+            batches.accumulate(self._buffers.front, scale)
+            self._buffers.unread += [s.name for s, is_read in came if s.error or not is_read]
+            return native
 
     def observe_all(self) -> None:
         """Accumulate all watched parameters."""
-        found = [watched.tensor() for watched in self._watched]
-        self.observe([[p for p in found if p is not None]], self._batches)
+        found = [watched.tensor() for watched in self.watched]
+        self._native = self.observe([[p for p in found if p is not None]], self._native)
 
     def are_copied_by(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer steps copies of the watched parameters, as with master weights: it
         has none of these, and as many elements."""
-        tensors = (watched.tensor() for watched in self._watched)
+        tensors = (watched.tensor() for watched in self.watched)
         watched = {id(p): p.numel() for p in tensors if p is not None and p.requires_grad}
         steps = {id(p): p.numel() for group in optimizer.param_groups for p in group["params"]}
         is_apart = watched.keys().isdisjoint(steps)
@@ -125,8 +133,10 @@ class WatchedParameter(NamedTuple):
     owner: weakref.ref[nn.Module]
     key: str
     identity: int
-    value: Widths | None
-    gradient: Widths | None
+    sites: Mapping[str, Widths]
+    """By kind."""
+    states: Sites | None
+    """Of the kind "optimizer_state"."""
 
     def tensor(self) -> Tensor | None:
         """The parameter as it is now; None if it is gone."""
@@ -141,13 +151,9 @@ class WatchedParameter(NamedTuple):
     def check(self) -> None:
         """Disable the sites of a parameter that its module has lost."""
         if self.owner() is not None and self.tensor() is None:
-            for widths in (self.value, self.gradient):
-                if widths is not None:
-                    widths.first.disable(
-                        LookupError(
-                            "the parameter is gone: expected watch() to be called after sharding"
-                        )
-                    )
+            why = "the parameter is gone: expected watch() to be called after sharding"
+            for widths in self.sites.values():
+                widths.first.disable(LookupError(why))
 
 
 def _collect(
@@ -155,15 +161,16 @@ def _collect(
 ) -> list[tuple[Site, bool]]:
     """Add a parameter to the batches; the site of its gradient if one came, and whether it can be
     read."""
-    length = own_length(parameter, filter(None, (watched.value, watched.gradient)))
+    values, gradients = watched.sites.get("param"), watched.sites.get("param_grad")
+    length = own_length(parameter, filter(None, (values, gradients)))
     if length == 0:
         return []
-    if watched.value is not None:
-        batches.add(watched.value.at(parameter), parameter, scaled=False, length=length)
-    if watched.gradient is None:
+    if values is not None:
+        batches.add(values.at(parameter), parameter, length=length)
+    if gradients is None:
         return []
     gradient = None if parameter.grad is None else _dense(parameter.grad)
-    site = watched.gradient.at(parameter if gradient is None else gradient)
+    site = gradients.at(parameter if gradient is None else gradient)
     if gradient is not None:
         site.counts.backwards += 1
         reason = batches.add(site, gradient, scaled=scaled, length=length)
@@ -210,31 +217,31 @@ def _hand_on(
     if watched is None:
         native.add(parameter)
         return
-    gradient = parameter if parameter.grad is None else parameter.grad
-    native.add_watched(
-        parameter,
-        watched.owner,
-        watched.key,
-        None if watched.value is None else watched.value.at(parameter).native,
-        None if watched.gradient is None else watched.gradient.at(gradient).native,
+    tensors = {"param": parameter, "param_grad": parameter.grad}
+    value, gradient = (
+        watched.sites[kind].at(parameter if tensor is None else tensor).native
+        if kind in watched.sites
+        else None
+        for kind, tensor in tensors.items()
     )
+    native.add_watched(parameter, watched.owner, watched.key, value, gradient)
 
 
-class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
-    """One batch per call of `update_many_`, by device, channel dimension and whether it is scaled.
+class _Entry(NamedTuple):
+    site: Site
+    accumulator: Accumulator
+    x: Tensor
 
-    Batches last from step to step, with those arguments of the call that stay the same.
-    """
 
-    native: _hooks.Parameters | None = None
-    """The C++ half, which suffices as long as parameters and gradients are like those before."""
+class Batches(defaultdict[tuple[torch.device, int | None, bool], list[_Entry]]):
+    """What calls of `update_many_` are to accumulate, one for each device, channel dimension and
+    whether tensors are scaled."""
 
-    def __missing__(self, key: tuple[torch.device, int | None, bool]) -> _Batch:
-        batch = self[key] = _Batch()
-        return batch
+    def __init__(self) -> None:
+        super().__init__(list)
 
     def add(
-        self, site: Site, tensor: Tensor, *, scaled: bool, length: int | None = None
+        self, site: Site, tensor: Tensor, *, scaled: bool = False, length: int | None = None
     ) -> str | None:
         """Have `accumulate` take `tensor` and count it, or skip it and return the reason.
 
@@ -247,97 +254,50 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
             site.counts.count(found)
             return found
         x, accumulator, channel_dim = found
-        batch = self[x.device, channel_dim, scaled]
-        batch.sites.append(site)
-        batch.accumulators.append(accumulator)
-        batch.tensors.append(x)
+        self[x.device, channel_dim, scaled].append(_Entry(site, accumulator, x))
         return None
 
-    def accumulate(self, front: int, scale: Tensor | None) -> None:
+    def accumulate(self, front: int, scale: Tensor | None = None) -> None:
         """Accumulate the added tensors into the buffer `front`."""
-        for (device, channel_dim, scaled), batch in self.items():
-            if batch.tensors:
-                batch.accumulate(front, channel_dim, device, scale if scaled else None)
-
-    def let_go(self) -> None:
-        """Forget the tensors."""
-        for batch in self.values():
-            batch.clear()
-
-
-class _Batch:
-    """Tensors that one call accumulates, each with its site."""
-
-    __slots__ = ("_prepared", "accumulators", "sites", "tensors")
-
-    def __init__(self) -> None:
-        self._prepared: tuple[list[Accumulator], tuple[_States, _States]] | None = None
-        self.clear()
-
-    def clear(self) -> None:
-        # New lists: the old ones may be what was prepared for.
-        self.sites: list[Site] = []
-        self.accumulators: list[Accumulator] = []
-        self.tensors: list[Tensor] = []
-
-    def accumulate(
-        self, front: int, channel_dim: int | None, device: torch.device, scale: Tensor | None
-    ) -> None:
-        """Accumulate the tensors."""
-        if self._prepared is None or self._prepared[0] != self.accumulators:
-            first, second = zip(*(a.states for a in self.accumulators), strict=True)
-            self._prepared = self.accumulators, (_by_argument(first), _by_argument(second))
-        states = self._prepared[1][front]
-        sampling = self.accumulators[0].states[front].sampling
-        try:
-            if scale is not None:
-                scale = torch.as_tensor(scale, dtype=torch.float32, device=device)
-            update_many_(self.tensors, channel_dim, *states, scale, sampling)
-        except torch.AcceleratorError:
-            raise
-        except Exception:
-            # A refused call changes no state. One by one, the tensors show which was refused.
-            for site, accumulator, x in self._entries():
-                state = _by_argument([accumulator.states[front]])
-                reason = _accumulate_alone(
-                    site, accumulator, x, channel_dim, *state, scale, sampling
-                )
-                site.counts.count(reason)
-        else:
-            for site, accumulator in zip(self.sites, self.accumulators, strict=True):
-                accumulator.count()
-                site.counts.count(None)
-
-    def _entries(self) -> Iterator[tuple[Site, Accumulator, Tensor]]:
-        return zip(self.sites, self.accumulators, self.tensors, strict=True)
+        for (_, channel_dim, scaled), entries in self.items():
+            about = channel_dim, front, scale if scaled else None
+            try:
+                _accumulate(entries, *about)
+            except torch.AcceleratorError:
+                raise
+            except Exception:
+                # A refused call changes no state. One by one, the tensors show which was refused.
+                for one in entries:
+                    _accumulate_alone(one, *about)
 
 
-def _accumulate_alone(
-    site: Site, accumulator: Accumulator, x: Tensor, *arguments: Any
-) -> str | None:
-    """Accumulate one tensor of a batch, or return the reason not to."""
+def _accumulate_alone(entry: _Entry, *about: Any) -> None:
     try:
-        update_many_([x], *arguments)
+        _accumulate([entry], *about)
     except Exception as error:
-        return site.fail(x, error)
-    accumulator.count()
-    return None
+        entry.site.counts.count(entry.site.fail(entry.x, error))
 
 
-_States = tuple[
-    list[Tensor], list[Tensor], list[Tensor], Tensor | None, list[Tensor], Tensor | None
-]
-"""The arguments of `update_many_` after xs and channel_dim: the fields of `State` but `sampling`,
-in lists."""
-
-
-def _by_argument(states: Sequence[State]) -> _States:
-    """The states as lists, one list per argument of `update_many_`."""
-    return (
+def _accumulate(
+    entries: Sequence[_Entry], channel_dim: int | None, front: int, scale: Tensor | None
+) -> None:
+    """Accumulate tensors by one call, and count them."""
+    states = [one.accumulator.states[front] for one in entries]
+    first = states[0]
+    if scale is not None:
+        scale = torch.as_tensor(scale, dtype=torch.float32, device=first.moments.device)
+    update_many_(
+        [one.x for one in entries],
+        channel_dim,
         [state.moments for state in states],
         [state.tallies for state in states],
         [state.counts for state in states if state.counts is not None],
-        states[0].bins,
+        first.bins,
         [state.channel_counts for state in states if state.channel_counts is not None],
-        states[0].channel_bins,
+        first.channel_bins,
+        scale,
+        first.sampling,
     )
+    for one in entries:
+        one.accumulator.count()
+        one.site.counts.count(None)

@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -15,10 +16,13 @@ from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.after_step import AfterStep
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.inert import Hook
-from hookstats.hooks.parameters import Batches, Parameters
+from hookstats.hooks.parameters import Parameters
 from hookstats.hooks.root_modules import RootModules
 from hookstats.hooks.step_sample import StepSample
 from hookstats.stats.messages import warn
+
+if TYPE_CHECKING:
+    from hookstats import _hooks
 
 _OPEN_FOR = 200  # steps of an optimizer, where no step was closed: GANs have fewer for one
 _STOPPED = 20  # the same where steps were, of which each had `_TIMES` fewer
@@ -122,7 +126,7 @@ class StepHook(Hook):
     """
 
     __slots__ = (
-        *("_after", "_after_step", "_batches", "_before", "_buffers", "_is_of_copies"),
+        *("_after", "_after_step", "_before", "_buffers", "_is_of_copies", "_native"),
         *("_parameters", "_sample", "_then"),
     )
 
@@ -145,7 +149,7 @@ class StepHook(Hook):
         self._before = before
         self._then = then
         self._after = after
-        self._batches = Batches()
+        self._native: _hooks.Parameters | None = None
         self._is_of_copies: bool | None = None
 
     def __call__(
@@ -157,7 +161,7 @@ class StepHook(Hook):
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         is_its_time = (closure is not None) is self._after
         after_step = self._after_step
-        if not (is_its_time or after_step) or makes_optimizer_state():
+        if not (is_its_time or after_step.is_needed) or makes_optimizer_state():
             return  # the other hook has this step, or it is no step of the training
         if is_its_time:
             self._before()
@@ -168,14 +172,14 @@ class StepHook(Hook):
             if is_its_time and self._is_of_copies:
                 self._parameters.observe_all()
             elif is_its_time:
-                self._parameters.observe(
+                self._native = self._parameters.observe(
                     [group["params"] for group in optimizer.param_groups],
-                    self._batches,
+                    self._native,
                     getattr(optimizer, "grad_scale", None),
                 )
-            if after_step:
+            if after_step.is_needed:
                 (after_step.observe if self._after else after_step.keep)(optimizer)
-        if self._after if after_step else is_its_time:
+        if self._after if after_step.is_needed else is_its_time:
             self._then()
         if sample is not None and is_its_time and not self._after:
             sample.before(optimizer, is_recorded)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.buffers.double_buffer import DoubleBuffer, Stuck
+from hookstats.hooks import checksums
 from hookstats.hooks.choices import lists_of
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import break_graphs, tidy
@@ -662,9 +663,9 @@ class Watch(Unique):
         """Close the open step; whether it was to be recorded."""
         step = self._step
         if self._buffers.recording:
-            self._observers.checksums.observe()
+            checksums.observe(self._buffers, self._observers.parameters)
         self._optimizers.begin()
-        self._masks.step_closed()
+        self._buffers.mask.traced = None  # where an error ended a call whose graph was broken
         self._observers.parameters.look_again()
         recorded = self._buffers.recording or (self._recorded and self._buffers.has_content())
         self._rates = rates = learning_rates(self._optimizers)

@@ -16,7 +16,6 @@ from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.after_step import AfterStep
 from hookstats.hooks.attention import ATTENTION, Attention
 from hookstats.hooks.channels import Rule, WithIntegers, channel_rule, parameter_rule, whole
-from hookstats.hooks.checksums import Checksums
 from hookstats.hooks.choices import Choices
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.dynamo import compiled_callers, reset_compiled
@@ -56,9 +55,8 @@ class Observers:
         self._sites: list[Sequence[Sites | Widths]] = []  # by module and parameter
         self._of_phases: list[Sites] = []
         self.parameters = Parameters(buffers)
-        self.after_step = AfterStep(buffers)
+        self.after_step = AfterStep(buffers, self.parameters)
         self.attention = Attention(buffers, sharding)
-        self.checksums = Checksums(buffers)
         self._choices = Choices(buffers, sharding)
 
     def add_parameter(self, selection: Selection, name: str) -> None:
@@ -70,19 +68,14 @@ class Observers:
             for kind in PARAMETER_KINDS
             if kind in self._settings.kinds
         }
-        self._sites.append(list(sites.values()))
-        owner, key = selection.owners[name]
-        self.parameters.add(owner, key, sites.get("param"), sites.get("param_grad"))
         states = None
         if OPTIMIZER_STATE in self._settings.kinds:
             states = Sites(self._buffers, name, OPTIMIZER_STATE, rule, sharding=self._sharding)
-            self._sites.append([states])
         if CHECKSUM in self._settings.kinds:
-            sums = Widths(self._buffers, name, CHECKSUM, whole, sharding=self._sharding)
-            self._sites.append([sums])
-            self.checksums.add(owner, key, sums)
-        if "update" in sites or states is not None:
-            self.after_step.add(owner, key, sites.get("update"), states)
+            sites[CHECKSUM] = Widths(self._buffers, name, CHECKSUM, whole, sharding=self._sharding)
+        self._sites.append([*sites.values(), *([] if states is None else [states])])
+        owner, key = selection.owners[name]
+        self.parameters.add(owner, key, sites, states)
 
     def attach(self, selection: Selection, name: str) -> list[RemovableHandle]:
         """Register the hooks of a module, as the settings say; a ScriptModule takes none."""
