@@ -11,10 +11,9 @@ from hookstats.buffers.device import Drained, Part
 from hookstats.buffers.lock import lock
 from hookstats.records.merge import joined
 from hookstats.records.record import SiteInfo, StepRecord, Table
-from hookstats.records.sparse import Int64, SparseCounts, rows_of
+from hookstats.records.sparse import Int64, rows_of
 from hookstats.stats.bins import Bins
-from hookstats.stats.merge import joined_rows
-from hookstats.stats.state import identity_moments, identity_tallies
+from hookstats.stats.merge import offsets_of
 
 
 class ClosedStep:
@@ -103,11 +102,11 @@ class ClosedStep:
                 for part, (_, accumulated) in zip(parts, found, strict=True)
             ]
         )
-        tensors = _together([drained.tensors for drained, _ in found])
-        rows = _together([drained.channels for drained, _ in found])
+        tensors = Table.joined([drained.tensors for drained, _ in found])
+        rows = Table.joined([drained.channels for drained, _ in found])
         kept = _kept(observed, self._order, order)
         if len(kept) < len(infos) or (np.diff(kept) < 0).any():
-            ends = np.cumsum([0, *(site.channels for site in infos)])
+            ends = offsets_of([site.channels for site in infos])
             tensors, rows = tensors.chosen(kept), rows.chosen(rows_of(ends, kept))
             infos, observed = tuple([infos[i] for i in kept.tolist()]), observed[kept]
         record = StepRecord(
@@ -143,15 +142,3 @@ def _kept(observed: Int64, order: Int64, sites: Int64) -> Int64:
 
 def _joined(parts: Sequence[Int64]) -> Int64:
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
-
-
-def _together(tables: Sequence[Table]) -> Table:
-    """The rows of all devices, of which there may be none."""
-    if len(tables) == 1:
-        return tables[0]
-    none = identity_moments(0).numpy(), identity_tallies(0).numpy()
-    return Table(
-        joined_rows([none[0], *(table.moments.T for table in tables)]).T,
-        joined_rows([none[1], *(table.tallies.T for table in tables)]).T,
-        SparseCounts.joined([SparseCounts.empty(0), *(table.hist for table in tables)]),
-    )

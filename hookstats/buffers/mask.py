@@ -6,7 +6,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from hookstats import _hooks
@@ -22,8 +22,9 @@ class CurrentMask:
 
     def __init__(self, native: _hooks.DoubleBuffer | None) -> None:
         self._native = native
-        # By thread: the calls and contexts under way, innermost last, by id, each with its mask.
-        self._begun: dict[int, tuple[tuple[int, Tensor | None], ...]] = {}
+        # By thread: the calls and contexts under way, innermost last: the id of the module or
+        # context, whether it is a call, and the mask.
+        self._begun: dict[int, tuple[tuple[int, bool, Tensor | None], ...]] = {}
         # Made before any call, since what a transform makes is no plain tensor.
         self.mismatch = torch.ones(0, dtype=torch.bool, device="cpu")
         """A mask of no rows: under it, `coverage` counts every tensor as `unmasked`."""
@@ -37,7 +38,7 @@ class CurrentMask:
         """bool [batch, time] or [rows], contiguous; None where all rows count. It says nothing of
         tensors on other devices than its own, nor of calls on other threads."""
         begun = self._begun.get(get_ident())
-        return begun[-1][1] if begun else None
+        return begun[-1][2] if begun else None
 
     def in_trace(self) -> Tensor | None:
         """What holds where dynamo traces: of calls in compiled code, or else `outside`."""
@@ -46,24 +47,30 @@ class CurrentMask:
     def begin(self, by: object, mask: Tensor | None) -> None:
         """A call of the module `by`, or a context, begins on this thread: `mask` is as `now`."""
         begun = self._begun.get(get_ident(), ())
-        self._begun[get_ident()] = (*begun, (id(by), mask))
-        self._tell()
+        self._set((*begun, (id(by), isinstance(by, nn.Module), mask)))
 
     def end(self, by: object) -> None:
         """The call or context that began by `by`, if there is one, ends on this thread, with all
         within it."""
         begun = self._begun.get(get_ident(), ())
-        places = [place for place, (one, _) in enumerate(begun) if one == id(by)]
-        if not places:
-            return
-        if places[0]:
-            self._begun[get_ident()] = begun[: places[0]]
-        else:
-            del self._begun[get_ident()]
-        self._tell()
+        for place, one in enumerate(begun):
+            if one[0] == id(by):
+                self._set(begun[:place])
+                return
 
-    def _tell(self) -> None:
-        masks = [begun[-1][1] for begun in list(self._begun.values())]
+    def step_closed(self) -> None:
+        """A step was closed on this thread: no call is under way any more, as where an error or an
+        interrupt ended one."""
+        self.traced = None
+        if begun := self._begun.get(get_ident()):
+            self._set(tuple([one for one in begun if not one[1]]))
+
+    def _set(self, begun: tuple[tuple[int, bool, Tensor | None], ...]) -> None:
+        if begun:
+            self._begun[get_ident()] = begun
+        else:
+            self._begun.pop(get_ident(), None)
+        masks = [each[-1][2] for each in list(self._begun.values())]
         several = len(masks) > 1 and any(one is not None for one in masks)
         self.outside = self.mismatch if several else masks[0] if masks else None
         if self._native is not None:

@@ -40,7 +40,9 @@ class AfterStep:
     @cached_property
     def is_needed(self) -> bool:
         """Whether anything is watched; asked once there are all parameters."""
-        return any("update" in one.sites or one.states for one in self._parameters.watched)
+        return any(
+            "update" in one.sites or one.states is not None for one in self._parameters.watched
+        )
 
     def keep(self, optimizer: Optimizer) -> None:
         """Copy the parameters that `optimizer` is about to change."""

@@ -36,7 +36,7 @@ def per_tensor(
     if bins is not None:
         dense = np.empty((len(chosen), bins.slots), np.int64)
         for row, site in enumerate(chosen.tolist()):
-            dense[row] = record.hist.dense(site, bins.slots)
+            dense[row] = record.hist.dense_row(site, bins.slots)
         counts = torch.from_numpy(dense)
     return ChannelStats(
         record.whole.moments[chosen],

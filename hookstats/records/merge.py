@@ -12,7 +12,7 @@ from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord, Table
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.stats.bins import is_sampled
-from hookstats.stats.merge import joined_rows, merge, offsets_of
+from hookstats.stats.merge import merge, offsets_of
 from hookstats.stats.sample import apportioned
 from hookstats.stats.state import COUNT
 
@@ -35,7 +35,7 @@ def joined(record: StepRecord) -> StepRecord:
     channels = record.channels
     if channels is not None:
         lengths = np.diff(record.offsets)
-        starts = np.concatenate(([0], np.cumsum(lengths[firsts])))
+        starts = offsets_of(lengths[firsts])
         shift = starts[site_of] - record.offsets[:-1]
         row_of = np.arange(channels.rows) + np.repeat(shift, lengths)
         sampled = is_sampled(record.channel_bins)
@@ -56,14 +56,15 @@ def merged(tables: Sequence[Table], group_of_row: Int64, groups: int, *, sampled
         group_of_row: int64, the group of each row; -1: in none.
         sampled: whether the histograms count a sample: each then weighs as many values as it has.
     """
-    tallies = joined_rows([table.tallies.T for table in tables])
-    moments = joined_rows([table.moments.T for table in tables])
-    states = merge(moments, tallies, group_of_row, groups)
-    hists = [table.hist for table in tables]
-    hist = SparseCounts.empty(groups)
-    if any(len(each.slots) for each in hists):
-        hist = added(hists, tallies[:, COUNT], group_of_row, groups, sampled=sampled)
-    return Table(states[0].T, states[1].T, hist)
+    moments, tallies, hist = Table.joined(tables)
+    states = merge(moments.T, tallies.T, group_of_row, groups)
+    if not sampled:
+        return Table(states[0].T, states[1].T, hist.added(group_of_row, groups))
+    totals = np.zeros(groups, np.int64)
+    kept = group_of_row >= 0
+    np.add.at(totals, group_of_row[kept], counted_of(hist)[kept])
+    weighed = estimated(hist, tallies[COUNT]).added(group_of_row, groups)
+    return Table(states[0].T, states[1].T, _rounded(weighed, totals))
 
 
 def counted_of(hist: SparseCounts) -> Int64:
@@ -89,20 +90,3 @@ def _rounded(estimates: SparseCounts, counted: Int64) -> SparseCounts:
     counts = apportioned(values, estimates.offsets, counted)
     kept = counts > 0
     return SparseCounts(offsets_of(kept)[estimates.offsets], estimates.slots[kept], counts[kept])
-
-
-def added(
-    parts: Sequence[SparseCounts], values: Int64, row_of: Int64, rows: int, *, sampled: bool
-) -> SparseCounts:
-    """`rows` histograms; row i of the parts, one after the other, is added to row_of[i], or left
-    out where that is -1.
-
-    values: int64, the finite values of each row, by which the counts weigh where they are sampled.
-    """
-    if not sampled:
-        return SparseCounts.added(parts, row_of, rows)
-    hist = SparseCounts.joined(parts)
-    totals = np.zeros(rows, np.int64)
-    kept = row_of >= 0
-    np.add.at(totals, row_of[kept], counted_of(hist)[kept])
-    return _rounded(SparseCounts.added([estimated(hist, values)], row_of, rows), totals)

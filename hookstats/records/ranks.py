@@ -19,6 +19,7 @@ from hookstats.records.merge import merged
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import is_sampled
+from hookstats.stats.merge import offsets_of
 
 Sites = tuple[SiteInfo, ...]
 
@@ -75,7 +76,7 @@ def place(records: Sequence[Sites]) -> Placement:
             found[info.name, info.kind].append(_Part(record, site, info))
     placed = [Placed(np.full(len(sites), -1, np.int64)) for sites in records]
     targets = [_add(parts, number, placed) for number, parts in enumerate(found.values())]
-    offsets = np.cumsum([0, *(target.info.channels for target in targets)], dtype=np.int64)
+    offsets = offsets_of([target.info.channels for target in targets])
     return Placement(targets, offsets, placed)
 
 
@@ -328,12 +329,12 @@ def _rows(
         info._replace(channels=int(n)) if more and n != info.channels else info
         for info, n, more in zip(infos, filled.tolist(), grows.tolist(), strict=True)
     ]
-    offsets = np.cumsum([0, *(info.channels for info in infos)], dtype=np.int64)
+    offsets = offsets_of([info.channels for info in infos])
     rows = []
     for placed, width, chosen, start in zip(
         placement.records, widths, targets, before, strict=True
     ):
-        begins = np.concatenate(([0], np.cumsum(width)))
+        begins = offsets_of(width)
         first = offsets[chosen] + start
         row = np.arange(begins[-1]) + np.repeat(first - begins[:-1], width)
         for site, channels in placed.channels.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, NamedTuple, TypeVar
@@ -20,6 +20,7 @@ from hookstats.stats.derived import columns_of, dead
 from hookstats.stats.lazy_torch import torch
 from hookstats.stats.merge import offsets_of, reduce_runs
 from hookstats.stats.printable import printable
+from hookstats.stats.state import MOMENTS, TALLIES
 
 _T = TypeVar("_T")
 
@@ -72,6 +73,18 @@ class Table(NamedTuple):
     def column(self, name: str) -> NDArray[Any]:
         """A column [N] by its name in `stats.state`."""
         return columns_of(self.moments.T, self.tallies.T)(name)
+
+    @classmethod
+    def joined(cls, tables: Sequence[Table]) -> Table:
+        """The rows of several tables, one table after the other; a single table as it is."""
+        if len(tables) == 1:
+            return tables[0]
+        none = np.zeros((len(MOMENTS), 0)), np.zeros((len(TALLIES), 0), np.int64)
+        return cls(
+            np.concatenate([none[0], *(table.moments for table in tables)], axis=1),
+            np.concatenate([none[1], *(table.tallies for table in tables)], axis=1),
+            SparseCounts.joined([SparseCounts.empty(0), *(table.hist for table in tables)]),
+        )
 
     def chosen(self, rows: Int64) -> Table:
         """These rows, in this order."""
@@ -210,10 +223,10 @@ class StepRecord(Mapping[Key, ChannelStats]):
         rows = slice(int(self.offsets[site]), int(self.offsets[site + 1]))
         counts = channel_counts = None
         if self.bins is not None:
-            counts = torch.from_numpy(self.hist.dense(site, self.bins.slots))
+            counts = torch.from_numpy(self.hist.dense_row(site, self.bins.slots))
         channel_bins = None if self.channels is None else self.channel_bins
         if channel_bins is not None:
-            dense = self.rows.hist.dense(rows, channel_bins.slots)
+            dense = self.rows.hist[rows].dense(channel_bins.slots)
             channel_counts = torch.from_numpy(dense)
         return ChannelStats(
             torch.tensor(self.moments[rows], device="cpu"),

@@ -65,7 +65,7 @@ def _moved(
     slots = hist.slots.copy()
     slots[moves] = _slots_of(bins, (left / 2 + right / 2) * factor)
     moved = SparseCounts(hist.offsets, slots, hist.counts)
-    return SparseCounts.added([moved], np.arange(hist.rows, dtype=np.int64), hist.rows)
+    return moved.added(np.arange(hist.rows), hist.rows)
 
 
 def _slots_of(bins: Bins, values: Float64) -> Int32:

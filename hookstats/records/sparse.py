@@ -19,9 +19,8 @@ def rows_of(offsets: Int64, chosen: Int64) -> Int64:
     """The rows of the chosen entries, one after the other; entry i owns rows offsets[i] to
     offsets[i + 1]."""
     widths = np.diff(offsets)[chosen]
-    ends = np.cumsum(widths)
-    total = int(ends[-1]) if len(ends) else 0
-    rows: Int64 = np.arange(total) + np.repeat(offsets[chosen] - (ends - widths), widths)
+    starts = offsets_of(widths)
+    rows: Int64 = np.arange(starts[-1]) + np.repeat(offsets[chosen] - starts[:-1], widths)
     return rows
 
 
@@ -47,18 +46,6 @@ class SparseCounts:
         """`rows` empty histograms."""
         return cls(np.zeros(rows + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
 
-    @classmethod
-    def from_dense(cls, dense: Int64) -> SparseCounts:
-        """The nonzero entries of ``dense``, int64 [rows, slots]."""
-        if dense.ndim != 2:
-            raise ValueError(f"dense: shape {dense.shape}, expected two dimensions (rows, slots)")
-        rows, width = dense.shape
-        flat = np.flatnonzero(dense != 0)  # twice as fast on booleans
-        offsets = np.searchsorted(flat, np.arange(rows + 1, dtype=np.int64) * width)
-        starts = np.repeat(np.arange(rows, dtype=np.int64) * width, np.diff(offsets))
-        slots = (flat - starts).astype(np.int32)
-        return cls(offsets.astype(np.int64), slots, dense.reshape(-1)[flat].astype(np.int64))
-
     def chosen(self, rows: Int64) -> SparseCounts:
         """The histograms in these rows, in this order."""
         entries = rows_of(self.offsets, rows)
@@ -76,14 +63,11 @@ class SparseCounts:
             np.concatenate([part.counts for part in parts]),
         )
 
-    @classmethod
-    def added(cls, parts: Sequence[SparseCounts], row_of: Int64, rows: int) -> SparseCounts:
-        """`rows` histograms; row i of the parts, one after the other, is added to row_of[i], or
-        left out where that is -1."""
-        every = cls.joined(parts)
-        row = np.repeat(row_of, np.diff(every.offsets))
+    def added(self, row_of: Int64, rows: int) -> SparseCounts:
+        """`rows` histograms; row i is added to row_of[i], or left out where that is -1."""
+        row = np.repeat(row_of, np.diff(self.offsets))
         kept = row >= 0
-        row, slots, counts = row[kept], every.slots[kept], every.counts[kept]
+        row, slots, counts = row[kept], self.slots[kept], self.counts[kept]
         # Timsort, which is fast where parts are sorted: a tenth of what lexsort takes.
         order = np.argsort(row * (int(slots.max(initial=0)) + 1) + slots, kind="stable")
         row, slots, counts = row[order], slots[order], counts[order]
@@ -92,30 +76,22 @@ class SparseCounts:
         starts = np.flatnonzero(first)
         sums = np.add.reduceat(counts, starts) if len(starts) else counts
         offsets = np.searchsorted(row[starts], np.arange(rows + 1))
-        return cls(offsets.astype(np.int64), slots[starts], sums)
+        return SparseCounts(offsets.astype(np.int64), slots[starts], sums)
 
     def __getitem__(self, rows: slice) -> SparseCounts:
         """Some consecutive rows, which share the entries of this object."""
-        start, stop, step = rows.indices(self.rows)
-        if step != 1:
-            raise ValueError(f"rows: {rows}, expected a slice with step 1")
+        start, stop, _ = rows.indices(self.rows)
         bounds = self.offsets[start : max(start, stop) + 1]
         entries = slice(bounds[0], bounds[-1])
         return SparseCounts(bounds - bounds[0], self.slots[entries], self.counts[entries])
 
-    def dense(self, row: int | slice, slots: int) -> Int64:
-        """All `slots` counts of one row, int64 [slots], or of a slice of rows, [n, slots]."""
-        chosen = range(self.rows)[row]
-        if isinstance(chosen, int):
-            entries = slice(self.offsets[chosen], self.offsets[chosen + 1])
-            one = np.zeros(slots, np.int64)
-            one[self.slots[entries]] = self.counts[entries]
-            return one
-        if chosen.step != 1:
-            raise ValueError(f"row: {row}, expected a slice with step 1")
-        bounds = self.offsets[chosen.start : chosen.start + len(chosen) + 1]
-        entries = slice(bounds[0], bounds[-1])
-        out = np.zeros((len(chosen), slots), np.int64)
-        rows = np.repeat(np.arange(len(chosen)), np.diff(bounds))
-        out[rows, self.slots[entries]] = self.counts[entries]
+    def dense(self, slots: int) -> Int64:
+        """All counts, int64 [rows, slots]."""
+        out = np.zeros((self.rows, slots), np.int64)
+        out[np.repeat(np.arange(self.rows), np.diff(self.offsets)), self.slots] = self.counts
         return out
+
+    def dense_row(self, row: int, slots: int) -> Int64:
+        """All counts of a row, int64 [slots]."""
+        found: Int64 = self[row : row + 1].dense(slots)[0]
+        return found

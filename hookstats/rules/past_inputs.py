@@ -130,7 +130,7 @@ class PastInputs:
     def _distance(self, record: StepRecord, site: int, known: int) -> float:
         if record.bins is None:
             return np.nan
-        counts = record.hist.dense(site, record.bins.slots).astype(np.float64)
+        counts = record.hist.dense_row(site, record.bins.slots).astype(np.float64)
         total = counts.sum()
         if not total:
             return np.nan

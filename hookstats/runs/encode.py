@@ -10,7 +10,6 @@ import numpy as np
 
 from hookstats.records.layout import Layout, mesh_text, placements_text
 from hookstats.records.record import SiteInfo, StepRecord, Table, kept_of_sites
-from hookstats.records.sparse import SparseCounts
 from hookstats.runs.format import (
     CHANNELS,
     PART_KEY,
@@ -21,7 +20,6 @@ from hookstats.runs.format import (
     schema_of,
 )
 from hookstats.runs.part_file import PLACEHOLDER, seal
-from hookstats.stats.merge import joined_rows
 from hookstats.stats.state import MOMENTS, TALLIES
 
 
@@ -94,15 +92,13 @@ def _keys(records: Sequence[StepRecord], rows: Sequence[int]) -> dict[str, Any]:
 def _statistics(tables: Sequence[Table]) -> dict[str, Any]:
     """The columns of `format.STATISTICS` and `format.HISTOGRAM`."""
     pa = require_pyarrow()
-    moments = np.ascontiguousarray(joined_rows([table.moments.T for table in tables]).T)
-    tallies = np.ascontiguousarray(joined_rows([table.tallies.T for table in tables]).T)
-    hist = SparseCounts.joined([table.hist for table in tables])
+    moments, tallies, hist = Table.joined(tables)
     # int32 offsets are enough: 2**31 entries would be 24 GiB in a part.
     offsets = pa.array(hist.offsets.astype(np.int32))
     lists = {"hist_slots": hist.slots, "hist_counts": hist.counts}
     return {
-        **dict(zip(TALLIES, tallies, strict=True)),
-        **dict(zip(MOMENTS, moments, strict=True)),
+        **dict(zip(TALLIES, np.ascontiguousarray(tallies), strict=True)),
+        **dict(zip(MOMENTS, np.ascontiguousarray(moments), strict=True)),
         **{
             name: pa.ListArray.from_arrays(
                 offsets, pa.array(values), type=schema_of(TENSORS).field(name).type

@@ -128,7 +128,7 @@ class SiteSeries(ArrayStatistics):
         """int64 [S, slots]: the tensor's histogram, slots as in `bins`; None without `bins`."""
         if self.bins is None:
             return None
-        return self._series._tensors.hist(self._rows).dense(slice(None), self.bins.slots)
+        return self._series._tensors.hist(self._rows).dense(self.bins.slots)
 
     def _state(self, name: str) -> NDArray[Any]:
         column: NDArray[Any] = self._series._tensors.column(name)[self._rows]

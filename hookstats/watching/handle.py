@@ -665,7 +665,7 @@ class Watch(Unique):
         if self._buffers.recording:
             checksums.observe(self._buffers, self._observers.parameters)
         self._optimizers.begin()
-        self._buffers.mask.traced = None  # where an error ended a call whose graph was broken
+        self._buffers.mask.step_closed()
         self._observers.parameters.look_again()
         recorded = self._buffers.recording or (self._recorded and self._buffers.has_content())
         self._rates = rates = learning_rates(self._optimizers)

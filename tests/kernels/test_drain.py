@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from support.samples import sparse_of
 from torch import Tensor
 
 from hookstats.kernels.ops import drain_, mark_columns
@@ -49,9 +50,7 @@ def test_rows_come_out_and_nothing_is_left(
     assert [table.shape for table in drained[2:4]] == [(5, len(sizes))] * 2
     hist, channel_hist = SparseCounts(*drained[4:7]), SparseCounts(*drained[7:])
     for got, blocks_of_counts in ((hist, counts), (channel_hist, channel_counts)):
-        sparse = SparseCounts.from_dense(
-            np.concatenate([np.empty((0, 19), int), *blocks_of_counts])
-        )
+        sparse = sparse_of(np.concatenate([np.empty((0, 19), int), *blocks_of_counts]))
         for part in ("offsets", "slots", "counts"):
             mine, other = getattr(got, part), getattr(sparse, part)
             np.testing.assert_array_equal(mine, other, strict=True)

@@ -203,7 +203,7 @@ def test_one_channel_beside_others() -> None:
     )
     # One channel has the sum of the channels' histograms.
     slots = records[0].channel_bins.slots  # type: ignore[union-attr]
-    assert merged.rows.hist.dense(3, slots).sum() == expected.tallies[3, 0]
+    assert merged.rows.hist.dense_row(3, slots).sum() == expected.tallies[3, 0]
 
 
 @pytest.mark.parametrize("kind", ["output", "param_grad"])

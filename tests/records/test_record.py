@@ -11,12 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from support.samples import BINS, CHANNEL_BINS, record_of, sample, slots, tensors
+from support.samples import BINS, CHANNEL_BINS, record_of, sample, slots, sparse_of, tensors
 
 from hookstats.insight.channels import dead
 from hookstats.kernels.of_tensor import channel_stats
 from hookstats.records.keys import Kind, finder, in_phase, label, leaf_path, parse_kind, plain_kind
-from hookstats.records.sparse import SparseCounts
 
 DENSE = arrays.arrays(
     np.int64,
@@ -27,7 +26,7 @@ DENSE = arrays.arrays(
 
 @given(DENSE, st.data())
 def test_sparse_counts_hold_what_the_dense_held(dense: np.ndarray, data: st.DataObject) -> None:
-    sparse = SparseCounts.from_dense(dense)
+    sparse = sparse_of(dense)
     rows, width = dense.shape
     assert sparse.rows == rows
     assert (sparse.offsets.dtype, sparse.slots.dtype, sparse.counts.dtype) == (
@@ -37,25 +36,12 @@ def test_sparse_counts_hold_what_the_dense_held(dense: np.ndarray, data: st.Data
     )
     assert (sparse.counts > 0).all()
     span = data.draw(st.slices(rows).filter(lambda s: s.step in (None, 1)))
-    np.testing.assert_array_equal(sparse.dense(span, width), dense[span], strict=True)
+    np.testing.assert_array_equal(sparse[span].dense(width), dense[span], strict=True)
     for part in (sparse[span], sparse[span][:]):
-        np.testing.assert_array_equal(part.dense(slice(None), width), dense[span], strict=True)
+        np.testing.assert_array_equal(part.dense(width), dense[span], strict=True)
         assert part.offsets[0] == 0
-    for row in range(-rows, rows):
-        np.testing.assert_array_equal(sparse.dense(row, width), dense[row], strict=True)
-
-
-def test_sparse_counts_refuse_what_they_cannot_say() -> None:
-    sparse = SparseCounts.empty(3)
-    np.testing.assert_array_equal(sparse.dense(slice(None), 4), np.zeros((3, 4), np.int64))
-    with pytest.raises(IndexError):
-        sparse.dense(3, 4)
-    with pytest.raises(ValueError, match=r"row: slice\(None, None, 2\), expected .* step 1"):
-        sparse.dense(slice(None, None, 2), 4)
-    with pytest.raises(ValueError, match=r"rows: slice\(None, None, 2\), expected .* step 1"):
-        sparse[::2]
-    with pytest.raises(ValueError, match=r"dense: shape \(3,\), expected two dimensions"):
-        SparseCounts.from_dense(np.zeros(3, np.int64))
+    for row in range(rows):
+        np.testing.assert_array_equal(sparse.dense_row(row, width), dense[row], strict=True)
 
 
 def test_a_plain_kind_names_the_first_tensor_of_several() -> None:

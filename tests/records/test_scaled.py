@@ -58,7 +58,7 @@ def test_other_factors_move_values_by_a_bin_at_most() -> None:
         np.testing.assert_allclose(mine.moments, other.moments, rtol=1e-12)
         assert np.array_equal(mine.tallies, other.tallies)
         for site in range(len(mine)):
-            a, b = (np.cumsum(each.hist.dense(site, bins.slots)) for each in (mine, other))
+            a, b = (np.cumsum(each.hist.dense_row(site, bins.slots)) for each in (mine, other))
             assert a[-1] == b[-1]
             # What is below a bin's end is below the next bin's.
             assert (a[:-1] <= b[1:]).all()

@@ -114,7 +114,7 @@ def test_the_sampled_steps_are_as_they_were_recorded(tmp_path: Path) -> None:
             np.testing.assert_array_equal(shown.nonfinite[k], stats.nan.numpy() > 0)
             np.testing.assert_array_equal(shown.dead[k], (stats.zero == stats.count).numpy())
             slots, counts = some.hist[s][k]
-            expected = run[step].hist.dense(list(run[step]).index(key), BINS.slots)
+            expected = run[step].hist.dense_row(list(run[step]).index(key), BINS.slots)
             np.testing.assert_array_equal(expected[slots], counts)
             assert expected.sum() == counts.sum()
             assert some.least[s, k] == float(stats.min.min())

@@ -92,8 +92,16 @@ class _Rows:
         moments, tallies = (np.concatenate(each).T for each in (self._moments, self._tallies))
         hist = SparseCounts.empty(moments.shape[1])
         if self._bins is not None:
-            hist = SparseCounts.from_dense(np.concatenate(self._hist))
+            hist = sparse_of(np.concatenate(self._hist))
         return Table(moments.copy(), tallies.copy(), hist)
+
+
+def sparse_of(dense: Any) -> SparseCounts:
+    """The nonzero entries of ``dense``, int64 [rows, slots]."""
+    rows, columns = np.nonzero(dense)
+    offsets = np.searchsorted(rows, np.arange(len(dense) + 1))
+    slots = columns.astype(np.int32)
+    return SparseCounts(offsets.astype(np.int64), slots, dense[rows, columns].astype(np.int64))
 
 
 def sample(step: int = 0, rank: int = 0, **kwargs: Any) -> StepRecord:
