@@ -1,6 +1,6 @@
 # hookstats: `make help` lists the targets. They need Python, a C++20 compiler and pip alone.
 #
-# TORCH, TESTS, KEEP  of `make matrix`: the versions, the tests, the folder where environments stay
+# TORCHES  of `make matrix` and `make wheels`: the versions of torch
 # PYTHON  the interpreter of a new .venv (python3), and of the environments of `make matrix`
 # VENV    the environment to use: by default the active one if it has torch, else .venv
 # CXX     the C++ compiler of the operators and of CTest (c++)
@@ -44,7 +44,7 @@ CUDA_ARCHITECTURES = $(if $(filter full,$(MAKECMDGOALS)),8.0;9.0;10.0,9.0)
 TEST_PARTS := lint pytest
 CHECK_PARTS := docs pytest-check cuda-compile ctest-default ctest-asan bench-smoke
 # The rooms whose slower tests check runs; full runs all of them.
-CHECK_ROOMS := buffers insight kernels records rules runs sinks stats
+CHECK_ROOMS := buffers insight kernels records rules runs sinks stats cli/test_cli_run.py::test_a_plain_loop
 # The output of a part comes in one piece, when the part ends; a make that cannot do this runs the
 # parts one by one.
 PARALLEL := $(if $(filter output-sync,$(.FEATURES)),--jobs=$(JOBS) --output-sync=target)
@@ -191,11 +191,15 @@ gpu-check:  ## On a machine with a GPU, whole or PHASE=build|test|sanitize|bench
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) bench/cuda/check.py $(if $(PHASE),--phase $(PHASE)) \
 	  $(if $(CAPABILITY),--capability $(CAPABILITY))
 
-matrix:  ## Every torch, or TORCH=2.15.0, in a fresh environment: build, doctor, tests (5-8 GB each, in turn)
-	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) -m bench.matrix $(if $(TORCH),--torch $(TORCH)) \
-	  $(if $(TESTS),--tests $(TESTS)) \
-	  $(if $(filter-out file,$(origin PYTHON)),--python "$(PYTHON)") \
-	  $(if $(KEEP),--keep "$(KEEP)") --jobs $(JOBS)
+matrix:  ## Every torch of TORCHES="2.15.0 ...", each with a clone of its own in build/matrix: build, doctor, tests
+	@for torch in $(TORCHES); do \
+	  tree=build/matrix/$$torch; rm -rf $$tree; git clone -q . $$tree; \
+	  $(PYTHON) -m venv $$tree/.venv; \
+	  $$tree/.venv/bin/python -m pip --disable-pip-version-check install -q torch==$$torch; \
+	  VIRTUAL_ENV= $(MAKE) --no-print-directory -C $$tree VENV=.venv build; \
+	  $$tree/.venv/bin/hookstats doctor; \
+	  VIRTUAL_ENV= $(MAKE) --no-print-directory -C $$tree VENV=.venv pytest; \
+	done
 
 wheels:  ## For each of PYTHONS="python3.11 ...": a wheel with the C++ hooks of every torch from 2.10 to 2.15
 	@for python in $(or $(PYTHONS),$(PYTHON)); do \

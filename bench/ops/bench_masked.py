@@ -9,7 +9,7 @@ import torch
 from layouts import DTYPES
 from peers import Update
 from pytest_benchmark.fixture import BenchmarkFixture
-from sample import FINITE, Layout, Sample
+from sample import Layout, Sample
 from torch import Tensor
 from whats import LOG, MOMENTS, WHATS
 
@@ -91,7 +91,7 @@ class Copied(Masked):
 @pytest.fixture(scope="module", params=NAMES)
 def sample(request: pytest.FixtureRequest) -> Sample:
     layout, _, dtype = request.param.rpartition(" ")
-    return Sample(request.param, LAYOUTS[layout], DTYPES[dtype], FINITE)
+    return Sample(request.param, LAYOUTS[layout], DTYPES[dtype], finite=True)
 
 
 @pytest.fixture(scope="module", params=TABLES)

@@ -1,15 +1,14 @@
-"""Layout, DISTRIBUTIONS, Sample: a tensor to take statistics of, and the right ones."""
+"""Layout, Sample: a tensor to take statistics of, and the right ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 import numpy as np
 import torch
-from numpy.random import Generator, default_rng
+from numpy.random import default_rng
 from torch import Tensor
 
 from bench.eager import Statistics
@@ -32,74 +31,27 @@ class Layout:
     """The permutation of `shape` that a model sees, where it is another one."""
 
 
-def _normal(elements: int, rng: Generator) -> Tensor:
+def _normal(elements: int) -> Tensor:
     # Not torch's, whose values depend on the instruction set.
-    return torch.from_numpy(rng.standard_normal(elements, np.float32))
+    return torch.from_numpy(default_rng(0).standard_normal(elements, np.float32))
 
 
-def _uniform(elements: int, rng: Generator) -> Tensor:
-    return torch.from_numpy(rng.random(elements, np.float32))
-
-
-def _gaussian(elements: int, dtype: torch.dtype, rng: Generator) -> Tensor:
+def _gaussian(elements: int) -> Tensor:
     """With one NaN, +inf, -inf and zero."""
-    values = _normal(elements, rng)
+    values = _normal(elements)
     special = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0])
     values[torch.arange(1, 5) * (elements // 5)] = special
     return values
 
 
-def _finite(elements: int, dtype: torch.dtype, rng: Generator) -> Tensor:
-    return _normal(elements, rng)
-
-
-def _constant(elements: int, dtype: torch.dtype, rng: Generator) -> Tensor:
-    return torch.full((elements,), 0.5)
-
-
-def _zeros(elements: int, dtype: torch.dtype, rng: Generator) -> Tensor:
-    """99% zeros, as behind a ReLU or in the gradient of an embedding."""
-    return torch.where(_uniform(elements, rng) < 0.01, _normal(elements, rng), 0.0)
-
-
-def _heavy_tail(elements: int, dtype: torch.dtype, rng: Generator) -> Tensor:
-    """Cauchy."""
-    return _normal(elements, rng) / _normal(elements, rng)
-
-
-def _nan(elements: int, dtype: torch.dtype, rng: Generator) -> Tensor:
-    """1% NaN: every block takes the exact path."""
-    return torch.where(_uniform(elements, rng) < 0.01, torch.nan, _normal(elements, rng))
-
-
-def _subnormal(elements: int, dtype: torch.dtype, rng: Generator) -> Tensor:
-    return _uniform(elements, rng) * torch.finfo(dtype).smallest_normal
-
-
-Distribution = Callable[[int, torch.dtype, Generator], Tensor]
-DISTRIBUTIONS: dict[str, Distribution] = {
-    "Gaussian": _gaussian,
-    "constant": _constant,
-    "99% zeros": _zeros,
-    "heavy tail": _heavy_tail,
-    "1% NaN": _nan,
-    "subnormals": _subnormal,
-}
-FINITE = "finite Gaussian"
-"""For what is repeated: what is not finite would be in every block."""
-
-
 class Sample:
-    """A tensor of one layout, dtype and distribution, and its statistics in float64."""
-
-    cold = True
-    """Whether it is to be in memory, rather than in a cache, when it is read."""
+    """A Gaussian tensor of one layout and dtype, and its statistics in float64."""
 
     def __init__(
-        self, name: str, layout: Layout, dtype: torch.dtype, distribution: str = "Gaussian"
+        self, name: str, layout: Layout, dtype: torch.dtype, *, finite: bool = False
     ) -> None:
-        make = _finite if distribution == FINITE else DISTRIBUTIONS[distribution]
-        values = make(prod(layout.shape), dtype, default_rng(0))
+        """finite: without NaN and infinities, which repeating would have in every block."""
+        values = (_normal if finite else _gaussian)(prod(layout.shape))
         self.name = name
         self.memory = values.to(dtype).view(layout.shape)
         self.x = self.memory.permute(layout.order) if layout.order else self.memory
@@ -113,11 +65,6 @@ class Sample:
         self.words = self.memory.view(-1).view(torch.int64)
         """The same bytes, to be read and nothing else."""
         self.channels = self.rows.shape[self.axis]
-
-    def kept_warm(self) -> Sample:
-        """Itself, to be in a cache as far as it fits there."""
-        self.cold = False
-        return self
 
     @property
     def elements(self) -> int:
