@@ -267,6 +267,7 @@ def test_a_traceback_is_there_for_those_who_ask(tmp_path: Path) -> None:
         call("--traceback", "show", tmp_path / "run")
 
 
+@pytest.mark.check
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     x = torch.randn(4, 2)
     wide = record_of({(f"layer{i}", "output"): (x, 1) for i in range(3000)}, channel_bins=None)

@@ -19,7 +19,7 @@ def report(result: Result) -> dict[str, str]:
 
 
 def test_it_says_what_is_in_use() -> None:
-    result = spawn("doctor")
+    result = call("doctor")
     assert (result.code, result.err) == (0, "")
     lines = report(result)
     assert lines["torch"].startswith(torch.__version__)

@@ -235,6 +235,7 @@ def compare(script: Path, mode: str, ranks: int = 1) -> None:
     assert errors.count("hookstats run: ") == of_function
 
 
+@pytest.mark.check
 def test_a_plain_loop(script: Path) -> None:
     compare(script, "plain")
     recorded = open_run(script.parent / "run")

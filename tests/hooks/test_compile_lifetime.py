@@ -1,19 +1,18 @@
-"""torch.compile of a watched model: when code is compiled again, what graphs hold and call."""
+"""torch.compile of a watched model: what is compiled again; what graphs hold, call, leave out."""
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
-import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.compiled import MARKS, Small, data, dropout_network, needs_gradients, ours, train
 from support.paths import python_path
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from hookstats.kernels.once_ops import count_once_, update_once_
@@ -112,14 +111,6 @@ def test_dynamo_reset_keeps_what_was_recorded() -> None:
         assert w.latest.observed.tolist() == [2]
 
 
-def test_a_copy_is_not_watched() -> None:
-    model = Small()
-    with watch(model, kinds=("output",)) as w:
-        twin = copy.deepcopy(model)
-        torch.compile(twin, fullgraph=True, backend="aot_eager")(data())
-        assert w.coverage()["linear", "output"].forwards == 0
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_has_none_of_it(strict: bool) -> None:
     model = Small().eval()
@@ -187,43 +178,6 @@ def test_operators(operator: Any) -> None:
                 assert not tensor.requires_grad
 
 
-@torch.library.custom_op("hookstats_tests::double_", mutates_args=("out",))
-def double_(x: Tensor, out: Tensor) -> None:
-    """An operator of nobody's."""
-    out.copy_(x.detach() * 2)
-
-
-@double_.register_fake
-def _(x: Tensor, out: Tensor) -> None:
-    """Nothing is returned."""
-
-
-def test_opcheck_warns_of_no_more_than_of_another_operator() -> None:
-    """From torch 2.14 on it asks its own copies of inputs that require gradients for .grad."""
-    leaf = torch.randn(4, 3, requires_grad=True)
-
-    def warned(operator: Any, *given: Any) -> set[str]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.library.opcheck(operator, given)
-        return {str(warning.message) for warning in caught}
-
-    of_torch = warned(double_, leaf, torch.empty(4, 3))
-    for operator in OPERATORS:
-        assert warned(operator, *arguments(operator, leaf)) <= of_torch
-
-
-@pytest.mark.check
-def test_the_states_that_graphs_fill_join_no_graph() -> None:
-    training = train(dropout_network(), "aot_eager")
-    assert training.watch is not None
-    (buffer,) = training.watch._buffers.devices.values()
-    states = [tensor for graph in buffer.graphs._states.values() for tensor in graph.state]
-    assert len(states) > 20
-    for tensor in states:
-        assert tensor is None or (tensor.grad_fn is None and not tensor.requires_grad)
-
-
 def test_once_operators_skip_backwards() -> None:
     leaf = torch.randn(4, 3, requires_grad=True)
     given = arguments(update_once_, leaf.detach())
@@ -239,3 +193,168 @@ def test_once_operators_skip_backwards() -> None:
     assert (given[3].sum(), calls, recomputed) == (0, 0, 1)
     again(y)
     assert (given[3][:, state.COUNT].tolist(), calls, recomputed) == ([4, 4, 4], 1, 1)
+
+
+def drops_operators(graph: fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
+    """A backend that leaves out whatever has no result, as functions without effects."""
+    for node in reversed(graph.graph.nodes):
+        if node.op == "call_function" and not node.users:
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return graph.forward
+
+
+def through_vmap(model: nn.Module) -> Callable[[Tensor], Any]:
+    def rows(x: Tensor) -> Any:
+        return torch.func.vmap(lambda row: model(row))(x)
+
+    return torch.compile(rows, fullgraph=True, backend="aot_eager")
+
+
+def through_a_lossy_backend(model: nn.Module) -> Callable[[Tensor], Any]:
+    return torch.compile(model, fullgraph=True, backend=drops_operators)
+
+
+@pytest.mark.parametrize("through", [through_vmap, through_a_lossy_backend])
+def test_compiled_modules_that_leave_nothing_are_named_at_the_end(
+    through: Callable[[nn.Module], Callable[[Tensor], Any]],
+) -> None:
+    model = nn.Sequential(Small(), nn.Tanh())
+    w = watch(model, kinds=("output",))
+    call = through(model)
+    for _ in range(2):
+        call(data())
+        w.step()
+    why = "2 watched modules were compiled and never counted: '0.linear', '1'"
+    with pytest.warns(RuntimeWarning, match=f"hookstats: {why}"):
+        w.close()
+    w.close()  # without another warning
+    coverage = w.coverage()
+    assert {row.observed for row in coverage} == {0}
+    assert coverage.failures == {"recording compiled modules": why}
+    assert why in str(coverage)
+
+
+def test_what_runs_uncompiled_beside_them_is_not_named() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Small(), Small())
+    w = watch(model, kinds=("output",))
+    model[1].compile(fullgraph=True, backend=drops_operators)
+    model(data())
+    w.step()
+    with pytest.warns(RuntimeWarning, match=r"1 watched modules were .*counted: '1\.linear';"):
+        w.close()
+    observed = {row.name: row.observed for row in w.coverage()}
+    assert observed == {"0": 1, "1.linear": 0, "2.linear": 1}
+
+
+@needs_gradients
+def test_what_compiled_code_records_is_not_named(recwarn: pytest.WarningsRecorder) -> None:
+    model = nn.Sequential(Small(), nn.Tanh())
+    with watch(model, kinds=("output", "grad_output")) as w:
+        call = torch.compile(model, fullgraph=True, backend="aot_eager")
+        for _ in range(2):
+            call(data()).sum().backward()
+            w.step()
+    assert not w.coverage().failures
+    assert not ours(recwarn)
+
+
+def test_modules_that_nothing_calls_are_not_named(recwarn: pytest.WarningsRecorder) -> None:
+    model = nn.ModuleDict({"used": nn.Linear(3, 3), "unused": nn.Tanh()})
+    with watch(model, kinds=("output",)) as w:
+        torch.compile(lambda x: model["used"](x).sigmoid(), backend="aot_eager")(data())
+        w.step()
+    assert not w.coverage().failures
+    assert not ours(recwarn)
+
+
+class Branches(nn.Module):
+    """Calls one of two modules in the bodies of an operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(3, 3)
+        self.other = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: self.one(x), lambda x: self.other(x), (x,))
+
+
+class Region(nn.Module):
+    """Is compiled once for all modules like it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Branches, pytest.param(lambda: nn.Sequential(Region(), Region()), marks=pytest.mark.check)],
+)
+def test_bodies_of_operators_run_and_are_named(make: Callable[[], nn.Module]) -> None:
+    """They may change nothing outside, so that nothing in them can be recorded."""
+    model = nn.Sequential(make(), nn.Tanh())
+    x = data()
+    w = watch(model, kinds=("output", "grad_output"))
+    got = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    w.step()
+    with pytest.warns(RuntimeWarning, match="2 watched modules were compiled and never counted"):
+        w.close()
+    assert w.coverage()["1", "output"].observed == 1
+    expected = model(x)
+    assert torch.equal(got, expected)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    given = torch.autograd.grad(got.sum(), parameters, allow_unused=True)
+    for one, other in zip(
+        given, torch.autograd.grad(expected.sum(), parameters, allow_unused=True), strict=True
+    ):
+        assert (one is None or not one.any()) if other is None else torch.equal(one, other)
+
+
+class Shape(nn.Module):
+    """Has no tensor in its output."""
+
+    def forward(self, x: Tensor) -> tuple[int, ...]:
+        return tuple(x.shape)
+
+
+class Shaped(nn.Module):
+    """Calls a module that returns no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape = Shape()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y.reshape(self.shape(x))
+
+
+def test_outputs_without_tensors_are_not_named(recwarn: pytest.WarningsRecorder) -> None:
+    model = Shaped()
+    with watch(model, kinds=("output",)) as w:
+        model(data())
+        w.step()
+        call = torch.compile(model, backend="aot_eager")
+        for _ in range(3):
+            call(data())
+            w.step()
+    assert not w.coverage().failures
+    assert not ours(recwarn)
+
+
+def test_exported_models_are_not_named(recwarn: pytest.WarningsRecorder) -> None:
+    model = nn.Sequential(Small(), nn.Tanh())
+    with watch(model, kinds=("output",)) as w:
+        model(data())
+        torch.export.export(model, (data(),), strict=True)
+        w.step()
+    assert not w.coverage().failures
+    assert not ours(recwarn)

@@ -97,6 +97,7 @@ def test_samples_count_what_the_hash_says_of_all_rows(update: Update) -> None:
                 check_masked(got, x, channel_dim, mask, LOG, LINEAR, how)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_what_is_not_finite(update: Update, dtype: torch.dtype) -> None:
@@ -113,6 +114,7 @@ def test_what_is_not_finite(update: Update, dtype: torch.dtype) -> None:
     assert not channel_stats(clean, 2, mask=masks(4, 30)["right"]).nan.any()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("update", UPDATES)
 def test_a_mean_that_is_large(update: Update) -> None:
     for mean, std in ((1e4, 1.0), (1e6, 1e-2), (0.0, 1e19), (0.0, 1e-20)):
@@ -268,6 +270,7 @@ def test_integers_are_those_of_the_cpu(device: str, dtype: torch.dtype) -> None:
             torch.testing.assert_close(mine.mean, there.mean, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.check
 def test_opcheck() -> None:
     x = torch.randn(4, 10, 33)
     counts = torch.zeros(LOG.slots, dtype=torch.int64)

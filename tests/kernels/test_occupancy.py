@@ -113,32 +113,6 @@ def test_no_count_is_lost_whoever_wrote_it(
             assert_stats(record[str(i), "output"], tensors, 1)
 
 
-def test_only_what_is_marked_is_looked_at() -> None:
-    """A count that nobody told of stays where it is, until a writer comes that marks nothing."""
-    buffers = DoubleBuffer(LogBins(), None)
-    buffers.record(True)
-    site = Site(buffers, "a")
-    x = torch.ones(4, CHANNELS)
-    counts = site.accumulator.states[0].counts
-    assert counts is not None
-    counts[5] = 7
-    for _ in range(2):
-        site.accumulate(x, "c++")
-        assert close(buffers).hist.slots.tolist() == [slot_of(x)]
-    assert counts.nonzero().tolist() == [[5]]
-    site.accumulate(x, "c++")
-    site.accumulate(x, "python")
-    record = close(buffers)
-    assert record.hist.slots.tolist() == [5, slot_of(x)]
-    assert record.hist.counts.tolist() == [7, 2 * x.numel()]
-
-
-def slot_of(x: Tensor) -> int:
-    site = DoubleBuffer(LogBins(), None)
-    site.accumulator(SiteInfo("", "", CHANNELS, 1, (), ""), CPU).accumulate(x, 1)
-    return int(close(site).hist.slots.item())
-
-
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_step_that_is_not_read_leaves_nothing(writer: str) -> None:
     buffers = DoubleBuffer(LogBins(), None)

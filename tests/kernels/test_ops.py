@@ -319,6 +319,7 @@ def test_surroundings_change_nothing(update: Update) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("bins", [(None, None), (LOG, LINEAR), (LINEAR, LOG)], ids=str)
 @pytest.mark.parametrize("channel_dim", [None, 1])

@@ -68,6 +68,7 @@ def test_one_may_be_sampled_and_the_other_whole() -> None:
             check_counts(got, x, channel_dim, LOG, LINEAR, how)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_what_is_not_finite_is_left_out(update: Update, dtype: torch.dtype) -> None:
@@ -82,6 +83,7 @@ def test_what_is_not_finite_is_left_out(update: Update, dtype: torch.dtype) -> N
         check_counts(got, x, channel_dim, LINEAR, LOG, how)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "bins", [LogBins(), LogBins(0), LogBins(6), LogBins(3, -127, 100), LogBins(3, -100)], ids=str
@@ -124,6 +126,7 @@ def equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is not None and b is not None and torch.equal(a, b)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "shape", [(2, 17, 9, 11), (300, 33, 3, 3), (70, 130, 7, 7), (9, 800, 7, 7), (7, 200, 14, 14)]
 )
@@ -214,6 +217,7 @@ def test_refuses_other_sampling(update: Update, bad: Tensor) -> None:
         accumulate_sampled(update, torch.zeros(4), None, LOG, LINEAR, bad)
 
 
+@pytest.mark.check
 def test_opcheck() -> None:
     x = torch.randn(40, 33)
     state = identity_moments(33), identity_tallies(33)

@@ -205,6 +205,7 @@ def test_autograd_sees_nothing(update: Update) -> None:
         assert not tensor.requires_grad
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize(
     ("bins", "channel_bins", "scale"),

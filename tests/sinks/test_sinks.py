@@ -400,6 +400,7 @@ def test_tensorboard_has_curves_by_rank(
             assert [event.step for event in events.Scalars(tag)] == list(range(STEPS))
 
 
+@pytest.mark.check
 def test_who_does_not_write_starts_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     import wandb

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hookstats as hs
-from hookstats import insight, rules
+from hookstats import rules
 from hookstats.cli import doctor
-from hookstats.insight.histograms import below
 from hookstats.records.record import StepRecord
 from hookstats.show import page, terminal
 
 SITE = "0", "output"
-X = torch.randn(16, 4)
 
 
 @contextmanager
@@ -67,39 +64,11 @@ def statistics(stats: hs.ChannelStats) -> dict[str, Tensor]:
     return found
 
 
-def insights(record: StepRecord) -> dict[str, Any]:
-    """What follows from a record."""
-    stats = record[SITE]
-    hist = stats.hist
-    assert hist is not None
-    return {
-        "per_tensor": insight.per_tensor(record).mean,
-        "under": insight.under(hist, "fp8_e4m3"),
-        "over": insight.over(hist, "fp8_e4m3", 2.0),
-        "best_scale": insight.best_scale(hist, "fp8_e4m3"),
-        "below": below(hist, torch.tensor([[0.5]], device="cpu")).estimate,
-        "dead": insight.dead(stats),
-        "saturated": insight.saturated(stats),
-        "constant": insight.constant(stats),
-        "outlier": insight.outlier(stats),
-    }
-
-
-def of_one_tensor(record: StepRecord) -> dict[str, Tensor]:
-    """The statistics of a tensor, by `channel_stats`."""
-    stats = hs.channel_stats(X, 1, hs.LogBins())
-    hist = stats.hist
-    assert hist is not None
-    return {"mean": stats.mean, "kurtosis": hist.kurtosis, "quantile": hist.quantile(0.5)}
-
-
 @pytest.mark.parametrize(
     "view",
     [
         lambda record: statistics(record[SITE]),
         lambda record: statistics(record["0.weight", "param_grad"]),
-        insights,
-        of_one_tensor,
     ],
 )
 def test_statistics_are_on_the_cpu(

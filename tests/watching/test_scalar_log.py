@@ -43,23 +43,9 @@ class Kept:
         self.scalars[step] = values
 
 
-class Whole:
-    """An exchange of ranks of which there is one."""
-
-    def is_due(self, step: int) -> bool:
-        return step % 5 == 0
-
-    def adds_up(self, step: int) -> bool:
-        return False
-
-    def __call__(self, record: StepRecord) -> StepRecord:
-        return record
-
-
-@pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("before", [True, False])
 def test_scalars_and_records_come_in_the_order_of_steps(
-    monkeypatch: pytest.MonkeyPatch, before: bool, merged: bool
+    monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     """However many steps are closed before scalars would be handed on: rules see what changed."""
     monkeypatch.setattr(scalars, "_BATCH_SECONDS", 1e9)
@@ -75,10 +61,7 @@ def test_scalars_and_records_come_in_the_order_of_steps(
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
     rules = LearningRate(action=lambda alert: None)
-    every = 1 if merged else 5
-    with watch(model, optimizer, every=every, sinks=[Order()], rules=rules) as w:
-        if merged:
-            w._recorder.exchange = Whole()  # type: ignore[assignment]
+    with watch(model, optimizer, every=5, sinks=[Order()], rules=rules) as w:
         for step in range(23):
             loss = backward(model)
             if before:
