@@ -184,6 +184,7 @@ def test_modes(around: Callable[[], AbstractContextManager[Any]]) -> None:
     assert_same(compiled.records[-1], eager.records[-1])
 
 
+@pytest.mark.check
 @needs_gradients
 def test_train_and_eval_in_one_step() -> None:
     model = dropout_network()
@@ -333,6 +334,7 @@ class Checkpointed(nn.Module):
         return result
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("backend", "reentrant"),
     [
@@ -402,6 +404,7 @@ def test_backwards_that_come_later(backend: str) -> None:
     assert row.skipped == {"step not recorded": 1}
 
 
+@pytest.mark.check
 @needs_gradients
 @torch._functorch.config.patch(donated_buffer=False)  # torch asks for it
 def test_several_backwards_of_one_call() -> None:
@@ -442,6 +445,7 @@ def test_compiled_autograd() -> None:
         assert w.coverage()["linear", "grad_output"].observed == 2
 
 
+@pytest.mark.check
 def test_where_compiled_backwards_compare_versions_gradients_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -64,7 +64,10 @@ def test_more_blocks_of_one_class_than_dynamo_compiles_a_function() -> None:
         assert {row.observed for row in w.coverage()} == {2}
 
 
-@pytest.mark.parametrize("how", ["wrapper", "function", "closed"])
+@pytest.mark.parametrize(
+    "how",
+    ["wrapper", *(pytest.param(how, marks=pytest.mark.check) for how in ("function", "closed"))],
+)
 def test_code_compiled_before_is_compiled_again(how: str) -> None:
     model = Small()
     before = watch(model) if how == "closed" else None
@@ -100,6 +103,7 @@ def test_code_that_was_not_compiled_is_left_alone(recwarn: pytest.WarningsRecord
     assert not ours(recwarn)
 
 
+@pytest.mark.check
 def test_dynamo_reset_keeps_what_was_recorded() -> None:
     model = Small()
     with watch(model, kinds=("output",)) as w:
@@ -178,6 +182,7 @@ def test_operators(operator: Any) -> None:
                 assert not tensor.requires_grad
 
 
+@pytest.mark.check
 def test_once_operators_skip_backwards() -> None:
     leaf = torch.randn(4, 3, requires_grad=True)
     given = arguments(update_once_, leaf.detach())
@@ -235,6 +240,7 @@ def test_compiled_modules_that_leave_nothing_are_named_at_the_end(
     assert why in str(coverage)
 
 
+@pytest.mark.check
 def test_what_runs_uncompiled_beside_them_is_not_named() -> None:
     model = nn.Sequential(nn.Linear(3, 3), Small(), Small())
     w = watch(model, kinds=("output",))
@@ -259,6 +265,7 @@ def test_what_compiled_code_records_is_not_named(recwarn: pytest.WarningsRecorde
     assert not ours(recwarn)
 
 
+@pytest.mark.check
 def test_modules_that_nothing_calls_are_not_named(recwarn: pytest.WarningsRecorder) -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 3), "unused": nn.Tanh()})
     with watch(model, kinds=("output",)) as w:
@@ -337,6 +344,7 @@ class Shaped(nn.Module):
         return y.reshape(self.shape(x))
 
 
+@pytest.mark.check
 def test_outputs_without_tensors_are_not_named(recwarn: pytest.WarningsRecorder) -> None:
     model = Shaped()
     with watch(model, kinds=("output",)) as w:
@@ -350,6 +358,7 @@ def test_outputs_without_tensors_are_not_named(recwarn: pytest.WarningsRecorder)
     assert not ours(recwarn)
 
 
+@pytest.mark.check
 def test_exported_models_are_not_named(recwarn: pytest.WarningsRecorder) -> None:
     model = nn.Sequential(Small(), nn.Tanh())
     with watch(model, kinds=("output",)) as w:

@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 import hookstats as hs
 from hookstats.buffers.graph_states import of_backward
 from hookstats.kernels import ops
-from hookstats.kernels.backends import BACKENDS, CPU, CUDA, backend_of, home
+from hookstats.kernels.backends import BACKENDS, CPU, CUDA, home
 from hookstats.stats.state import State, identity_moments, identity_tallies
 
 
@@ -25,13 +25,6 @@ def test_states_are_where_the_kernels_or_float64_are() -> None:
     assert home(torch.device("cuda", 1)) == torch.device("cuda", 1)
     assert home(torch.device("mps", 0)) == torch.device("cpu")
     assert home(torch.device("xpu", 0)) == torch.device("xpu", 0)
-
-
-def test_devices_without_a_row_have_the_fallback() -> None:
-    other = backend_of(torch.device("xpu", 0))
-    assert other.library is None
-    assert not other.occupancy
-    assert not other.is_capturing()
 
 
 @pytest.mark.parametrize(

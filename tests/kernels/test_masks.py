@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Update = Callable[..., None]
 UPDATES = [
     pytest.param(ops.update_, id="op"),
-    pytest.param(reference.update_, id="reference"),
+    pytest.param(reference.update_, id="reference", marks=pytest.mark.check),
     pytest.param(on_cuda(ops.update_), id="cuda", marks=on_gpu),
 ]
 

@@ -31,7 +31,7 @@ from hookstats.stats.bins import Bins, LogBins
 UPDATES = [
     pytest.param(ops.update_, id="op"),
     pytest.param(on_cuda(ops.update_), id="cuda", marks=on_gpu),
-    pytest.param(reference.update_, id="reference"),
+    pytest.param(reference.update_, id="reference", marks=pytest.mark.check),
 ]
 SIZES = (0, 1, 2, 31, 32, 33, 100_000)
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Update = Callable[..., None]
 UPDATES = [
     pytest.param(ops.update_, id="op"),
-    pytest.param(reference.update_, id="reference"),
+    pytest.param(reference.update_, id="reference", marks=pytest.mark.check),
 ]
 SOME = (torch.float32, torch.bfloat16, torch.uint8)
 EACH = [

@@ -73,8 +73,7 @@ def said(
     return list(w.alerts)
 
 
-@pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("set_to_none", [False, True])
+@pytest.mark.parametrize(("set_to_none", "clip"), [(False, True), (True, False)])
 @pytest.mark.parametrize(
     ("zero", "backwards"), [("first", 1), ("first", 3), ("before", 1), ("last", 1), ("last", 3)]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from support.alerts import alerts
 from support.samples import record_of, sample
 from torch import Tensor, nn
 
+from hookstats.records.record import StepRecord
 from hookstats.rules import (
     Alert,
     DeadChannels,
@@ -252,13 +254,17 @@ def test_a_shift_while_the_loss_falls_as_never_before_is_progress(
     assert [alert.step for alert in monitor.alerts] == expected
 
 
+@cache
+def odd_records() -> list[StepRecord]:
+    odd = [sample(step) for step in range(15)]
+    return [*odd, record_of({}, step=15), sample(16, bins=None, channel_bins=None)]
+
+
 @pytest.mark.parametrize("rule", default_rules(), ids=lambda rule: rule.name)
 def test_rules_take_odd_records(rule: Rule) -> None:
-    odd = [sample(step) for step in range(15)]
-    odd += [record_of({}, step=15), sample(16, bins=None, channel_bins=None)]
     history = History()
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        for record in odd:
+        for record in odd_records():
             history.push(record)
             first = list(rule.check(record, history))
             assert list(rule.check(record, history)) == first  # it changes nothing

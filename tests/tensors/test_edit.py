@@ -503,20 +503,13 @@ def test_an_edit_that_raises_goes_to_the_caller(kind: str) -> None:
     [
         ((nn.Linear(1, 1), double, "outputs"), "did you mean 'output'"),
         ((nn.Linear(1, 1), double, "grad_input"), r"edit\(tensor, fn\)"),
-        ((nn.Linear(1, 1), double, "param"), "kind = 'param': expected one of output, input"),
-        ((nn.Linear(1, 1), double, 3), "kind = 3"),
         ((nn.Linear(1, 1), double, "fake:output"), "kind = 'fake:output': expected one of"),
-        ((nn.Linear(1, 1), double, "output logits"), "kind = "),
         ((nn.Linear(1, 1), None), "fn = None: expected a callable"),
         (("layer", double), "target = 'layer'"),
         ((torch.ones(2), double), "requires no gradient"),
         (
             (nn.Parameter(torch.ones(2)), double, "input"),
             "kind = 'input': expected none for a tensor",
-        ),
-        (
-            (nn.Parameter(torch.ones(2)), double, "output"),
-            "kind = 'output': expected none for a tensor",
         ),
     ],
 )

@@ -295,9 +295,7 @@ def test_a_frozen_model_has_no_gradients(block: Block) -> None:
     [
         ((len,), {}, "model = <built-in function len>"),
         ((nn.ReLU(), X), {"include": "conv*"}, "include = 'conv.*nothing is left to trace"),
-        ((nn.ReLU(), X), {"include": 3}, "include = 3"),
         ((nn.ReLU(), X), {"depth": -1}, "depth = -1"),
-        ((nn.ReLU(), X), {"depth": "all"}, "depth = 'all'"),
         ((nn.ReLU(),), {"backward": torch.sum}, "backward: expected arguments"),
         ((), {"backward": torch.sum}, "backward: expected arguments"),
         ((nn.ReLU(), X), {"backward": True}, "^backward = True: expected a function"),
@@ -307,7 +305,6 @@ def test_a_frozen_model_has_no_gradients(block: Block) -> None:
             "^backward returned None: expected the loss, a tensor; trace runs its backward",
         ),
         ((None, X), {}, "^model = None: expected a module for the arguments given"),
-        ((), {"scale": SCALE}, "^model = None: expected a module for the arguments given"),
         ((), {"include": 3}, "^include = 3: expected a glob"),
         ((), {"exclude": ["a", 3]}, "^exclude = 3: expected a glob"),
         ((Caught(), X), {"include": ["good", "bda"]}, "^include has 'bda': .* such as 'bad'"),

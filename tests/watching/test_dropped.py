@@ -71,7 +71,7 @@ def test_dropped_watches_leave_no_thread_and_no_memory(steps_by_hand: bool) -> N
         cell()
     assert threads_are(before)
     objects = in_use()
-    for _ in range(30):
+    for _ in range(20):
         cell()
     assert threads_are(before)
     assert at_most(objects + 15)

@@ -64,7 +64,7 @@ def train(steps: int, **options: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("part", ["records", "scalars"])
-@pytest.mark.parametrize("error", [MemoryError, ConnectionError, ZeroDivisionError])
+@pytest.mark.parametrize("error", [MemoryError, ZeroDivisionError])
 def test_an_error_that_passes_leaves_a_few_steps_out(
     part: str, error: type[Exception], tmp_path: Path
 ) -> None:

@@ -37,7 +37,7 @@ def call(model: Any, length: int = 5) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.check)])
 def test_what_the_model_is_called_with_is_recorded(compiled: bool) -> None:
     model = Tokens()
     optimizer = SGD(model.parameters(), lr=0.1)
