@@ -44,7 +44,7 @@ CUDA_ARCHITECTURES = $(if $(filter full,$(MAKECMDGOALS)),8.0;9.0;10.0,9.0)
 TEST_PARTS := lint pytest
 CHECK_PARTS := docs pytest-check cuda-compile ctest-default ctest-asan bench-smoke
 # The rooms whose slower tests check runs; full runs all of them.
-CHECK_ROOMS := buffers insight kernels records rules runs sinks stats cli/test_cli_run.py::test_a_plain_loop
+CHECK_ROOMS := buffers insight kernels preflight records rules runs sinks stats cli/test_cli_run.py::test_a_plain_loop
 # The output of a part comes in one piece, when the part ends; a make that cannot do this runs the
 # parts one by one.
 PARALLEL := $(if $(filter output-sync,$(.FEATURES)),--jobs=$(JOBS) --output-sync=target)

@@ -357,6 +357,7 @@ def test_a_checkpoint_in_a_graph_counts_once(reentrant: bool, backend: str) -> N
     assert bits(compiled.parameters) == bits(unwatched.parameters)
 
 
+@pytest.mark.check
 @needs_gradients
 @pytest.mark.parametrize(
     ("backend", "reentrant"),
@@ -419,6 +420,7 @@ def test_several_backwards_of_one_call() -> None:
     assert (row.forwards, row.observed, row.backwards, row.missing) == (1, 1, 2, 0)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "transform", [torch.func.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())]
 )

@@ -168,6 +168,7 @@ def arguments(operator: Any, x: Tensor) -> list[Any]:
     ]
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("operator", OPERATORS, ids=str)
 def test_operators(operator: Any) -> None:
     """opcheck, and what it misses: whether the state joins the graph of what is accumulated."""
@@ -220,7 +221,9 @@ def through_a_lossy_backend(model: nn.Module) -> Callable[[Tensor], Any]:
     return torch.compile(model, fullgraph=True, backend=drops_operators)
 
 
-@pytest.mark.parametrize("through", [through_vmap, through_a_lossy_backend])
+@pytest.mark.parametrize(
+    "through", [pytest.param(through_vmap, marks=pytest.mark.check), through_a_lossy_backend]
+)
 def test_compiled_modules_that_leave_nothing_are_named_at_the_end(
     through: Callable[[nn.Module], Callable[[Tensor], Any]],
 ) -> None:
@@ -300,6 +303,7 @@ class Region(nn.Module):
         return y
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "make",
     [Branches, pytest.param(lambda: nn.Sequential(Region(), Region()), marks=pytest.mark.check)],

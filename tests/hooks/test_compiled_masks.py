@@ -66,6 +66,7 @@ def assert_same(got: Watch, expected: Watch) -> None:
         assert got.coverage()[row.name, row.kind].unmasked == row.unmasked
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("hooks_in")
 @pytest.mark.parametrize(
     ("backend", "around"),

@@ -369,6 +369,7 @@ with hookstats.watch(model) as w:
 """
 
 
+@pytest.mark.check
 def test_hooks_for_another_torch_are_not_loaded_and_python_serves(tmp_path: Path) -> None:
     package = tmp_path / "hookstats"
     shutil.copytree(ROOT / "hookstats", package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -51,6 +51,7 @@ def check(x: Tensor, bins: Bins, most: int) -> tuple[np.ndarray, np.ndarray]:
     return counts, edges
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("bins", BINS, ids=str)
 @pytest.mark.parametrize("most", [8, 30, 512])
 @given(

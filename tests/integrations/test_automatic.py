@@ -283,6 +283,7 @@ class Forked(_WithRun, get_context("fork").Process):  # type: ignore[misc]
     """By fork."""
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 @pytest.mark.parametrize("overrides", [True, pytest.param(False, marks=pytest.mark.check)])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

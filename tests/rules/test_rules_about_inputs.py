@@ -65,6 +65,7 @@ def test_inputs_that_are_given_by_name() -> None:
     assert (alert.step, alert.kind) == (35, "input.input_ids")
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("tokens", "found"),
     [
@@ -156,6 +157,7 @@ class Colours(nn.Module):
         return out
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("kind", "expected"), [("lost", (26, 24, 1)), ("seldom", None), ("blank", None)]
 )

@@ -98,6 +98,7 @@ def test_a_hard_batch_of_a_fitted_model_is_no_leap() -> None:
     assert of_scalars(Loss(), losses) == []
 
 
+@pytest.mark.check
 def test_a_loss_that_is_noise_does_not_leap_or_climb() -> None:
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(600, generator=generator).mul(0.1).tolist()

@@ -69,6 +69,7 @@ def test_layers_of_an_mlp_with_names_of_attention(names: tuple[str, str]) -> Non
     assert told(model, lambda step: model(torch.rand(20, 10)).square().mean()) == []
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
 def test_a_state_that_is_zero_at_the_start_of_each_epoch(cell: Any) -> None:
     class Model(nn.Module):

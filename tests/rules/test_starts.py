@@ -117,6 +117,7 @@ class Experts(nn.Module):
         return torch.stack([one(x) for one in chosen]).sum(0)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(("name", "severity"), [("experts", "warning"), ("heads", "note")])
 def test_experts_that_never_run(name: str, severity: str) -> None:
     (alert,) = said(Untrained, Experts(name, 1000), steps=52)
@@ -155,6 +156,7 @@ class Coded(nn.Module):
         return self.out(mu + (0.5 * logvar).exp() * torch.randn_like(mu)), mu, logvar
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(("weight", "found"), [(3.0, 1), (1e-4, 0)])
 def test_a_posterior_that_collapses(weight: float, found: int) -> None:
     torch.manual_seed(0)

@@ -52,7 +52,7 @@ def test_the_first_and_one_of_sixteen(tmp_path: Path) -> None:
     assert kept(tmp_path / "b", range(0, 400, 10), {}) == [*range(0, 80, 10), 160, 320]
 
 
-@pytest.mark.parametrize("late", [0, 1, 7])
+@pytest.mark.parametrize("late", [0, 7, pytest.param(1, marks=pytest.mark.check)])
 def test_the_steps_around_an_incident(tmp_path: Path, late: int) -> None:
     around = [*range(8), 16, *range(36, 51), 64]
     found = kept(tmp_path, range(70), {40: told(40)}, late)

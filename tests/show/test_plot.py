@@ -150,6 +150,7 @@ def test_bad_arguments_are_named(run: hs.Run, tmp_path: Path) -> None:
         write(tmp_path / "none", bins=None).plot.histogram("a")
 
 
+@pytest.mark.check
 @pytest.mark.filterwarnings("ignore:Glyph")  # what a font lacks is not our matter
 def test_odd_sites_are_drawn(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run", {"bins": BINS, "channel_bins": None})

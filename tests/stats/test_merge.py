@@ -105,6 +105,7 @@ def test_any_split_order_and_grouping_is_the_whole(
     check_equal(merge_in_any_grouping(parts, shuffle), channel_stats(x, 0, LOG))
 
 
+@pytest.mark.check
 @settings(max_examples=4 * settings().max_examples)
 @given(
     values=st.lists(st.tuples(small_integers, small_integers), max_size=100),

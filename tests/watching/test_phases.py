@@ -100,6 +100,7 @@ def test_a_phase_keeps_an_evaluation_apart(compiled: bool) -> None:
         assert w.coverage()["0", "evaluation:output"].observed == 6
 
 
+@pytest.mark.check
 @needs_gradients
 @pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.check), "aot_eager"])
 def test_compiled_calls_are_of_their_phase(backend: str) -> None:

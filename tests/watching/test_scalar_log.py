@@ -134,7 +134,7 @@ def test_a_log_between_forward_and_step_is_of_the_open_step() -> None:
     assert "early" not in kept.scalars[1]
 
 
-@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("fullgraph", [False, pytest.param(True, marks=pytest.mark.check)])
 def test_compiled_models_tell_where_a_step_begins(fullgraph: bool) -> None:
     model, kept = network(), Kept()
     with watch(model, kinds=("output",), sinks=[kept], every=4) as w:
