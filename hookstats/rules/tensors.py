@@ -29,7 +29,9 @@ class NonFinite(Rule):
     outputs alone are a warning, and a note where tensors are fp16: a loss scaler makes gradients
     overflow now and then, and skips the step. Arguments that have nothing but zeros and -inf are
     masks, and left out; -inf alone in outputs, while all gradients are finite, is a note: so
-    attention masks its logits. The alert's value is the number of the tensor's non-finite values.
+    attention masks its logits. Where a loss was not finite before, in a step that was not looked
+    at, the alert says so, as weights may have spread what began elsewhere. The alert's value is the
+    number of the tensor's non-finite values.
     """
 
     name: ClassVar[str] = "non-finite"
@@ -54,6 +56,10 @@ class NonFinite(Rule):
             says += f"; {first.after} of the tensors after it {are} non-finite, too"
         site = history.sites.at[first.site, first.kind]
         severity = self._severity(record, history, first.kind)
+        helps = self._helps(record, history, site)
+        if history.nonfinite_steps == 1 and _lost_before(history):
+            says += "; a loss was not finite before, in a step that was not looked at"
+            helps = "this need not be where it began: see it with every=1, from a checkpoint before"
         yield self.alert(
             record,
             site,
@@ -61,7 +67,7 @@ class NonFinite(Rule):
             sum(counts.values()),
             first.channel,
             severity,
-            advice=self._helps(record, history, site),
+            advice=helps,
         )
 
     def _helps(self, record: StepRecord, history: History, site: int) -> str:
@@ -368,6 +374,12 @@ def _is_far(steps: list[int]) -> bool:
     """
     ways = np.diff(steps)
     return len(ways) > 1 and bool(ways[-1] > 2 * ways[:-1].max())
+
+
+def _lost_before(history: History) -> bool:
+    """Whether a loss was not finite in an earlier step, too, whose weights are those of now."""
+    losses = (past[-2:] for name, past in history.scalars.items() if is_loss(name))
+    return any(len(last) == 2 and not np.isfinite(last).any() for last in losses)
 
 
 def _is_progress(history: History) -> bool:

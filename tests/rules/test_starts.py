@@ -144,6 +144,28 @@ def test_a_decay_that_adam_adds_to_the_gradient(
     assert all("AdamW" in alert.advice for alert in w.alerts)
 
 
+@pytest.mark.parametrize("every", [1, 10])
+def test_nan_that_spread_before_a_step_was_recorded(every: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, every=every, rules="non-finite") as w:
+        for step in range(31):
+            if step == 23:
+                with torch.no_grad():
+                    model[2].weight[0, 0] = torch.nan  # type: ignore[index,operator]
+            loss = model(torch.randn(16, 8)).square().mean()
+            w.log(loss=loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    first, *_ = w.alerts
+    expected = (23, "2") if every == 1 else (30, "0")
+    assert (first.step, first.site) == expected
+    assert ("a loss was not finite before" in first.message) == (every == 10)
+    assert ("need not be where it began" in first.advice) == (every == 10)
+
+
 class Coded(nn.Module):
     """Draws a code as a variational autoencoder does."""
 
