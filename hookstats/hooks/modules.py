@@ -6,7 +6,7 @@ buffers is recording, and calls of the hook's phase: that is its whole cost othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -25,19 +25,43 @@ from hookstats.kernels import native
 from hookstats.records import reasons
 
 
-class _ModuleHook(Hook):
-    """Accumulates the tensors of one module's calls, and has their gradients accumulated."""
+class ModuleHook(Hook):
+    """Accumulates the tensors of one module's calls, and has their gradients accumulated.
 
-    __slots__ = ("buffers", "gradients", "phase", "traced", "values")
+    The gradient of an input is the total gradient, over all uses of the tensor in the model.
+    """
+
+    __slots__ = ("buffers", "gradients", "of_inputs", "phase", "traced", "values")
 
     def __init__(
-        self, buffers: DoubleBuffer, values: Sites | None, gradients: Sites | None, phase: int = 0
+        self,
+        buffers: DoubleBuffer,
+        values: Sites | None,
+        gradients: Sites | None,
+        phase: int = 0,
+        *,
+        of_inputs: bool,
     ) -> None:
+        """of_inputs: it is a forward pre-hook with keyword arguments, for inputs; else a forward
+        hook, for outputs."""
         self.buffers = buffers
+        self.of_inputs = of_inputs
         self.values = values
         self.gradients = gradients
         self.phase = phase
         self.traced = TracedHook(buffers, values, gradients, phase)
+
+    def __call__(self, module: nn.Module, args: tuple[object, ...], *rest: Any) -> None:
+        if not (self.buffers.recording and self.buffers.phase == self.phase):
+            return
+        if self.of_inputs:
+            found = argument_leaves(args, rest[0] if rest else {})  # see `Hook`
+        else:
+            found = leaves(rest[0])
+        if is_dynamo_compiling():
+            self.traced.observe(module, found)
+        else:
+            self._observe(found)
 
     def _observe(self, found: Iterable[Leaf]) -> None:
         """Count and accumulate the tensors of a call, and await their gradients."""
@@ -66,7 +90,6 @@ class _ModuleHook(Hook):
             self._skip(reasons.DISABLED, error)
 
     def _skip(self, reason: str, error: Exception | None = None) -> None:
-        """Count a call that has no leaf to count."""
         for sites in (self.values, self.gradients):
             if sites is not None:
                 site = sites[""].first
@@ -75,42 +98,7 @@ class _ModuleHook(Hook):
                 site.counts.skip(reason)
 
 
-class OutputHook(_ModuleHook):
-    """Forward hook of one module, for its outputs."""
-
-    __slots__ = ()
-
-    def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if self.buffers.recording and self.buffers.phase == self.phase:
-            if is_dynamo_compiling():
-                self.traced.observe(module, leaves(output))
-            else:
-                self._observe(leaves(output))
-
-
-class InputHook(_ModuleHook):
-    """Forward pre-hook of one module, with keyword arguments, for its inputs.
-
-    The gradient of an input is the total gradient, over all uses of the tensor in the model.
-    """
-
-    __slots__ = ()
-
-    def __call__(
-        self,
-        module: nn.Module,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object] | None = None,  # none where others handed the hook on
-    ) -> None:
-        if self.buffers.recording and self.buffers.phase == self.phase:
-            if is_dynamo_compiling():
-                self.traced.observe(module, argument_leaves(args, kwargs or {}))
-            else:
-                self._observe(argument_leaves(args, kwargs or {}))
-
-
-for _hook in (OutputHook, InputHook):
-    run_untraced(_hook.__call__)
+run_untraced(ModuleHook.__call__)
 
 
 def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
@@ -134,21 +122,18 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
         site.counts.skip(reason)
 
 
-def fastest(hook: OutputHook | InputHook) -> Callable[..., Any]:
+def fastest(hook: ModuleHook) -> Callable[..., Any]:
     """The callable that does what `hook` does: the C++ hook for it, or `hook` itself."""
     buffers = hook.buffers.native
     if native.hooks is None or buffers is None:
         return hook
-    is_pre = isinstance(hook, InputHook)
-    front = native.hooks.ModuleHook(
-        buffers, hook, hook.values, hook.gradients, hook.phase, of_inputs=is_pre
-    )
+    about = hook.values, hook.gradients, hook.phase, hook.of_inputs
+    front = native.hooks.ModuleHook(buffers, hook, *about)
     front.python = hook
     return cast(Callable[..., Any], front)
 
 
 def _as_traced(self: Any, *args: Any) -> None:
-    """What a tracer runs instead of a C++ hook."""
     self.python(*args)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from functools import cache
 from typing import Generic, NamedTuple, TypeVar
 
@@ -48,7 +48,6 @@ class Kind(NamedTuple):
 
     @property
     def is_gradient(self) -> bool:
-        """Whether the tensor is a gradient."""
         return self.plain in _VALUES
 
     @property
@@ -106,20 +105,6 @@ def leaf_path(path: str) -> str:
 def plain_kind(kind: str) -> str:
     """The kind of a tensor without phase and path: "output" of "fake:output[1]"."""
     return parse_kind(kind).plain
-
-
-def site_name(name: str, names: Container[str]) -> str:
-    """The name of a module's sites: the module's own, unless sites of another module may have it.
-
-    Where there is a module "relu", a module "relu[64ch]" or "relu@1" has sites named "relu[64ch]'"
-    or "relu@1'".
-
-    names: of all watched modules.
-    """
-    if name and (stem := _SUFFIX.sub("", name)) != name and stem in names:
-        while name in names:
-            name += "'"
-    return name
 
 
 _T = TypeVar("_T", bound=Hashable)

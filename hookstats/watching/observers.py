@@ -20,13 +20,13 @@ from hookstats.hooks.choices import Choices
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.dynamo import compiled_callers, reset_compiled
 from hookstats.hooks.inert import marked
-from hookstats.hooks.modules import InputHook, OutputHook, fastest
+from hookstats.hooks.modules import ModuleHook, fastest
 from hookstats.hooks.observe import Point
 from hookstats.hooks.parameters import Parameters
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.sharding import Sharding
 from hookstats.hooks.widths import Sites, Suffixes, Widths
-from hookstats.records.keys import in_phase, site_name
+from hookstats.records.keys import in_phase
 from hookstats.records.replicas import CHECKSUM
 from hookstats.watching.settings import OPTIMIZER_STATE, PARAMETER_KINDS, Settings
 
@@ -79,7 +79,7 @@ class Observers:
 
     def attach(self, selection: Selection, name: str) -> list[RemovableHandle]:
         """Register the hooks of a module, as the settings say; a ScriptModule takes none."""
-        module, name = selection.modules[name], site_name(name, selection.modules)
+        module = selection.modules[name]
         rule = channel_rule(module, self._settings.channel_dim)
         return self._attach(name, module, self._settings.kinds, rule)
 
@@ -145,7 +145,7 @@ class Observers:
     ) -> list[RemovableHandle]:
         """Register the hooks of a module for the calls of a phase; their sites go to `sites`."""
         before, after = (
-            self._hook(kind, watched, sites, phase, number) for kind in (InputHook, OutputHook)
+            self._hook(of_inputs, watched, sites, phase, number) for of_inputs in (True, False)
         )
         handles: list[RemovableHandle] = []
         if isinstance(module, torch.jit.ScriptModule):
@@ -159,14 +159,14 @@ class Observers:
 
     def _hook(
         self,
-        type: type[InputHook] | type[OutputHook],
+        of_inputs: bool,
         watched: _Watched,
         sites: list[Sites],
         phase: str,
         number: int,
     ) -> Callable[..., Any] | None:
         """The callable to register with a module; None if none of the hook's kinds is watched."""
-        of_values = "output" if type is OutputHook else "input"
+        of_values = "input" if of_inputs else "output"
         values, gradients = (
             Sites(
                 self._buffers,
@@ -183,7 +183,7 @@ class Observers:
         if values is None and gradients is None:
             return None
         sites += [one for one in (values, gradients) if one is not None]
-        return fastest(type(self._buffers, values, gradients, number))
+        return fastest(ModuleHook(self._buffers, values, gradients, number, of_inputs=of_inputs))
 
     def gradients(self) -> int:
         """How many gradients of modules' tensors have come so far, compiled graphs aside."""

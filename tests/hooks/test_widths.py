@@ -15,7 +15,7 @@ from support.modules import Lambda
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookstats.hooks.modules import OutputHook
+from hookstats.hooks.modules import ModuleHook
 from hookstats.hooks.sites import Site
 from hookstats.records.record import StepRecord
 from hookstats.watching.watch import watch
@@ -54,14 +54,14 @@ def names(record: StepRecord, kind: str, prefix: str = "act") -> dict[str, int]:
 def python_hooks_called(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     """The outputs that the C++ hooks hand on to Python."""
     called: list[object] = []
-    observe = OutputHook.__call__
+    observe = ModuleHook.__call__
 
-    def counted(self: OutputHook, module: nn.Module, args: tuple[object, ...], out: object) -> None:
+    def counted(self: ModuleHook, module: nn.Module, args: tuple[object, ...], out: object) -> None:
         called.append(out)
         observe(self, module, args, out)
 
     with monkeypatch.context() as patch:
-        patch.setattr(OutputHook, "__call__", counted)
+        patch.setattr(ModuleHook, "__call__", counted)
         yield called
 
 
@@ -231,17 +231,3 @@ def test_a_parameter_of_a_new_width(hooks_in: str) -> None:
         assert set(w.latest) == {("weight[7ch]", "param"), ("weight[7ch]", "param_grad")}
         assert [row.observed for row in w.coverage()] == [2, 2, 2, 2]
         assert_adds_up(w)
-
-
-def test_a_module_that_has_the_name_of_another_ones_width_keeps_its_own_numbers() -> None:
-    model = Reused(4, 5)
-    model.add_module("act[5ch]", nn.ReLU())
-    x = torch.randn(6, 3)
-    with watch(model, kinds=("output",)) as w:
-        model(x)
-        taken = model.get_submodule("act[5ch]")(x)
-        w.step()
-        record = w.latest
-    assert names(record, "output") == {"act": 4, "act[5ch]": 5, "act[5ch]'": 3}
-    assert_stats(record["act[5ch]", "output"], [model.outputs[1]], 1)
-    assert_stats(record["act[5ch]'", "output"], [taken], 1)
