@@ -15,7 +15,7 @@ from hookstats.preflight import dependence, settings, training
 from hookstats.preflight.finding import Finding, Line
 from hookstats.preflight.given import Given, Loss, unwrapped
 from hookstats.preflight.recording import of_recording
-from hookstats.preflight.untouched import Snapshot, untouched
+from hookstats.preflight.untouched import untouched
 from hookstats.stats.printable import printable
 from hookstats.watching.settings import as_optimizers
 
@@ -83,52 +83,40 @@ def examined(
     with untouched(model) as snapshot, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as of a fused kernel that eval mode would take
         snapshot.reset()
-        return _examined(model, given, optimizers, snapshot, causal, backward)
+        made = training.trained(model, given, optimizers, backward)
+        facts = made.backward.facts
+        lines = [
+            training.initial_loss(made),
+            training.loss_graph(made),
+            training.gradients(made, settings.members(optimizers)),
+            training.gain(made),
+        ]
+        target = None if facts.cross_entropy is None else facts.cross_entropy[1]
+        is_next = dependence.is_next_token(given, target) if causal is None else causal
+        is_own = dependence.is_own_token(given, target)
+        outputs = dependence.of_outputs(
+            model, given, snapshot, causal=is_next, attends=facts.attends
+        )
+        lines = [*outputs, *lines]
+        if is_own and Line(dependence.FUTURE, dependence.SEES_NONE) in outputs:
+            lines.append(_UNSHIFTED)
+        lines.append(settings.of_optimizers(model, optimizers, made.gradients))
+        lines.append(settings.of_dtypes(model, given))
+        snapshot.reset()
+        return [*lines, of_recording(model, given, made.gradients)]
 
 
-def _examined(
-    model: nn.Module,
-    given: Given,
-    optimizers: Sequence[Optimizer],
-    snapshot: Snapshot,
-    causal: bool | None,
-    backward: training.Backward | None,
-) -> list[Line]:
-    made = training.trained(model, given, optimizers, backward)
-    members = settings.members(optimizers)
-    lines = [
-        training.initial_loss(made),
-        training.loss_graph(made),
-        training.gradients(made, members),
-        training.gain(made),
-    ]
-    found = made.backward.facts.cross_entropy
-    target = None if found is None else found[1]
-    is_next = dependence.is_next_token(given, target) if causal is None else causal
-    is_own = dependence.is_own_token(given, target)
-    outputs = dependence.of_outputs(
-        model, given, snapshot, causal=is_next, attends=made.backward.facts.attends
-    )
-    lines = [*outputs, *lines]
-    if is_own and any(one.check == dependence.FUTURE and _sees_none(one) for one in lines):
-        lines.append(_unshifted())
-    lines.append(settings.of_optimizers(model, optimizers, made.gradients))
-    lines.append(settings.of_dtypes(model, given))
-    snapshot.reset()
-    lines.append(of_recording(model, given, made.gradients))
-    return lines
-
-
-def _sees_none(line: Line) -> bool:
-    return line.text == dependence.SEES_NONE
-
-
-def _unshifted() -> Line:
-    finding = Finding(
-        *("targets", "error", "", "the target of each token is the token itself, which it sees"),
-        "shift the targets by one: logits of tokens[:, :-1] against tokens[:, 1:]",
-    )
-    return Line("targets", "the tokens themselves", (finding,))
+_UNSHIFTED = Line(
+    "targets",
+    "the tokens themselves",
+    (
+        Finding(
+            *("targets", "error", ""),
+            "the target of each token is the token itself, which it sees",
+            "shift the targets by one: logits of tokens[:, :-1] against tokens[:, 1:]",
+        ),
+    ),
+)
 
 
 def _check_arguments(model: object, batch_dim: object) -> None:

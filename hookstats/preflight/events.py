@@ -28,6 +28,11 @@ class Event(NamedTuple):
     numbers: Tensor
     spread: Tensor
 
+    @property
+    def module(self) -> str:
+        """The module that made the tensors: what enters a module is made by the one around it."""
+        return self.name.rpartition(".")[0] if self.is_entry else self.name
+
 
 def recorded(model: nn.Module, part: Part, run: Callable[[], Any]) -> tuple[list[Event], Any]:
     """The events of a run of the model, and what the run returned."""
@@ -91,8 +96,7 @@ def first_difference(one: Sequence[Event], other: Sequence[Event], tolerance: fl
             return None
         size = a.numbers[:, 1].sqrt().clamp(min=1e-300)[:, None]
         if bool(((a.numbers.sub(b.numbers).abs()[:, [0, 2]] / size) > tolerance).any()):
-            # What enters a module is made by the module around it.
-            return a.name.rpartition(".")[0] if a.is_entry else a.name
+            return a.module
     return None
 
 
@@ -102,13 +106,10 @@ def first_constant(events: Sequence[Event], tolerance: float) -> str | None:
     for event in reversed(events):
         if bool((event.spread > tolerance).any()):
             return last
-        last = event.name.rpartition(".")[0] if event.is_entry else event.name
+        last = event.module
     return last
 
 
 def first_nonfinite(events: Sequence[Event]) -> str | None:
     """The module whose output is the first that is not finite."""
-    for event in events:
-        if not bool(event.numbers.isfinite().all()):
-            return event.name.rpartition(".")[0] if event.is_entry else event.name
-    return None
+    return next((e.module for e in events if not bool(e.numbers.isfinite().all())), None)

@@ -53,10 +53,8 @@ NOT = "not checked"
 
 
 def skipped(check: str, why: str) -> Line:
-    """The line of a check that had nothing to go by."""
     return Line(check, f"{NOT}: {why}")
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names of several."""
     return ", ".join(map(repr, names[:3])) + ", ..." * (len(names) > 3)

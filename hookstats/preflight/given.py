@@ -62,7 +62,6 @@ class Given:
         return self
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors among the arguments."""
         for _, tensor in argument_leaves(self.args, self.kwargs):
             yield tensor
 
@@ -89,12 +88,10 @@ class Given:
         return dim if tensor.dim() > 1 and tensor.shape[dim] == self.times else None
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Given:
-        """With another tensor in the place of each."""
         kwargs = {name: _mapped(value, change) for name, value in self.kwargs.items()}
         return replace(self, args=tuple(_mapped(one, change) for one in self.args), kwargs=kwargs)
 
     def copied(self) -> Given:
-        """With copies of the tensors, which the model may change."""
         return self.changed(lambda tensor: tensor.detach().clone())
 
     def call(self, model: nn.Module) -> Any:

@@ -79,7 +79,6 @@ def of_dtypes(model: nn.Module, given: Given) -> Line:
 
 
 def _of_input(tensor: Tensor) -> Finding | None:
-    """What is wrong with the values of an input."""
     if not (tensor.is_floating_point() and tensor.numel()):
         return None
     if tensor.isnan().any():

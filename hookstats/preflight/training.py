@@ -118,7 +118,6 @@ class Pass:
 
     @property
     def gradients(self) -> dict[str, Tensor | None]:
-        """The gradients by the names of parameters."""
         return {name: self.backward.gradients.get(id(p)) for name, p in self.named.items()}
 
 
@@ -228,7 +227,6 @@ def _graph(loss: Tensor) -> Iterator[Any]:
 
 
 def initial_loss(made: Pass) -> Line:
-    """The loss against that of a guess."""
     value, facts = made.backward.loss, made.backward.facts
     if value is None:
         return skipped(LOSS, "no loss is given, and the output has none")

@@ -71,7 +71,6 @@ class Snapshot:
 
 
 def _differ(value: Tensor, copy: Tensor) -> bool:
-    """Whether two tensors differ in any bit."""
     one, other = (tensor.detach().flatten() for tensor in (value, copy))
     if one.layout is not torch.strided or one.is_quantized:
         return True
@@ -114,7 +113,6 @@ def untouched(model: nn.Module) -> Iterator[Snapshot]:
 
 
 def _has_cuda() -> bool:
-    """Whether CUDA devices are in use."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
