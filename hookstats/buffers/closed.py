@@ -78,7 +78,6 @@ class ClosedStep:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that were drained."""
         drained = [each[0] for each in self._drained if each is not None]
         return sum([each.tensors.nbytes + each.channels.nbytes for each in drained])
 

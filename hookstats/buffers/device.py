@@ -240,9 +240,11 @@ class Rows:
         """The next rows, if the first `used` are in use: one view [2, rows, columns] per group."""
         if not self._blocks or self._blocks[-1].end < used + rows:
             kept = [block for block in self._blocks if block.start < used]
-            groups = [self._rows_like(row, max(rows, self._capacity)) for row in self._empty]
-            self._blocks = [*kept, _Block(groups, used)]
-        return self._blocks[-1].rows(used, rows)
+            capacity = max(rows, self._capacity)
+            groups = [self._rows_like(row, capacity) for row in self._empty]
+            self._blocks = [*kept, _Block(groups, used, used + capacity)]
+        groups, start, _ = self._blocks[-1]
+        return [group[:, used - start : used - start + rows] for group in groups]
 
     def _rows_like(self, row: Tensor, capacity: int) -> Tensor:
         if self._is_double:
@@ -271,18 +273,11 @@ class Rows:
                 view.copy_(row)
 
 
-class _Block:
-    """Rows that were allocated at once: those from `start` on, up to `end`."""
-
-    def __init__(self, groups: list[Tensor], start: int) -> None:
-        """groups: [2, capacity, columns] each."""
-        self.groups = groups
-        self.start = start
-        self.end = start + (groups[0].shape[1] if groups else _BLOCK_ROWS)
-
-    def rows(self, first: int, rows: int) -> list[Tensor]:
-        place = first - self.start
-        return [group[:, place : place + rows] for group in self.groups]
+class _Block(NamedTuple):
+    groups: list[Tensor]
+    """[2, capacity, columns] each."""
+    start: int
+    end: int
 
 
 def zeros(columns: int, device: torch.device) -> Tensor:

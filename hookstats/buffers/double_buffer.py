@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,16 +36,6 @@ PATIENCE = 10.0
 
 _POLL_SECONDS = 1e-3
 _HOST = torch.device("cpu")
-
-
-class _PythonHalf:
-    """What `_hooks.DoubleBuffer` has for the Python hooks, too."""
-
-    __slots__ = ("clock", "front")
-
-    def __init__(self) -> None:
-        self.front = 0
-        self.clock = 0
 
 
 class _Placed:
@@ -91,7 +82,7 @@ class DoubleBuffer:
         """Held during an accumulation, which neither a close nor another thread may interrupt."""
         self.guard = Guard()
         """The block of whatever changes the open step, under the lock."""
-        self._half: _hooks.DoubleBuffer | _PythonHalf = self.native or _PythonHalf()
+        self._half: Any = self.native or SimpleNamespace(front=0, clock=0)
         self._placed: list[_Placed] = []
         self._infos: tuple[SiteInfo, ...] | None = None  # those of `_placed`, until one changes
         self._ranges: tuple[int, list[Ranges]] = 0, []  # with the number of sites
@@ -134,18 +125,15 @@ class DoubleBuffer:
             return made
 
     def _end_of(self, buffer: DeviceBuffer) -> tuple[int, int]:
-        """The number of sites on a device, and of their channels."""
         for last in reversed(self._placed):
             if last.buffer is buffer:
                 return last.place + 1, last.row + last.info.channels
         return 0, 0
 
     def info(self, site: int) -> SiteInfo:
-        """What records say of a site."""
         return self._placed[site].info
 
     def set_info(self, site: int, info: SiteInfo) -> None:
-        """Replace what records say of a site."""
         self._infos = None
         self._placed[site].info = info
 
@@ -177,7 +165,6 @@ class DoubleBuffer:
         return half
 
     def native_parameters(self) -> _hooks.Parameters | None:
-        """The C++ half for the parameters of an optimizer; None without C++ hooks."""
         if self.native is None or native.hooks is None:
             return None
         parameters: _hooks.Parameters = native.hooks.Parameters(self.native)
@@ -186,7 +173,7 @@ class DoubleBuffer:
     @property
     def front(self) -> int:
         """The buffer that hooks fill."""
-        return self._half.front
+        return int(self._half.front)
 
     def record(self, recording: bool) -> None:
         """Have hooks observe from now on, or not."""
@@ -236,7 +223,7 @@ class DoubleBuffer:
     def tick(self) -> int:
         """When the first tensor of a site comes in the open step; called under the lock."""
         self._half.clock += 1
-        return self._half.clock
+        return int(self._half.clock)
 
     def _counted(self) -> Int64:
         """int64 [sites]: how many tensors were accumulated into the open step, graphs aside."""
@@ -375,7 +362,6 @@ class Accumulator:
         return self._states
 
     def count(self) -> None:
-        """Count a tensor that was accumulated."""
         if not self._count[0]:
             self._count[1] = self._buffers.tick()
         self._count[0] += 1
@@ -390,12 +376,10 @@ class Accumulator:
         return self._graph
 
     def is_traced(self) -> bool:
-        """Whether compiled graphs accumulate into it."""
         return self._graph is not None
 
     @property
     def info(self) -> SiteInfo:
-        """What records say of the site; `channels` cannot change."""
         return self._buffers.info(self._index)
 
     @info.setter

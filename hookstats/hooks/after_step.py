@@ -74,7 +74,6 @@ class AfterStep:
             batches.accumulate(self._buffers.front)
 
     def _of(self, optimizer: Optimizer) -> Iterator[tuple[Tensor, WatchedParameter]]:
-        """The watched ones of the optimizer's parameters."""
         by_id = {id(watched.tensor()): watched for watched in self._parameters.watched}
         for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
             if watched := by_id.get(id(parameter)):

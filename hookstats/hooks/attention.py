@@ -127,7 +127,6 @@ class Attention:
         return _listen(self)
 
     def sites(self) -> list[Sites]:
-        """The sites so far."""
         return list(self._sites.values())
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
@@ -153,7 +152,6 @@ class Attention:
                 sites[".entropy"].first.disable(error)
 
     def _caller(self) -> str | None:
-        """The name of the innermost module whose code is running."""
         for module in _running():
             found = self._modules.get(id(module))
             if found is not None and found[0]() is module:
@@ -162,7 +160,6 @@ class Attention:
 
 
 def _heads(ndim: int) -> int:
-    """The rule for the channels of `Heads`."""
     return 1
 
 

@@ -29,7 +29,6 @@ class Counts:
         return self.observed + self.missing + sum(self.skipped.values())
 
     def skip(self, reason: str) -> None:
-        """Count a tensor that was left out."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
     def count(self, reason: str | None, whole: bool = False) -> None:
@@ -186,8 +185,7 @@ def _of_masks(rows: Sequence[SiteCoverage]) -> Iterator[str]:
     for reason in sorted({reason for row in rows for reason in row.unmasked}):
         found = [row for row in rows if reason in row.unmasked]
         calls = sum(row.unmasked[reason] for row in found)
-        sites = ", ".join(f"{printable(row.kind)} of {label(row.name)}" for row in found[:3])
-        yield f"all rows, {reason}: {calls} calls of {sites}{', ...' * (len(found) > 3)}"
+        yield f"all rows, {reason}: {calls} calls of {_listed(found)}"
 
 
 def _of_backwards(rows: Sequence[SiteCoverage]) -> Iterator[str]:
@@ -196,13 +194,16 @@ def _of_backwards(rows: Sequence[SiteCoverage]) -> Iterator[str]:
     if found:
         gradients = sum(row.backwards for row in found)
         calls = sum(row.forwards - row.missing for row in found)
-        sites = ", ".join(f"{printable(row.kind)} of {label(row.name)}" for row in found[:3])
-        more = ", ..." * (len(found) > 3)
-        yield f"several backwards, merged: {gradients} gradients of {calls} calls of {sites}{more}"
+        about = f"{gradients} gradients of {calls} calls of {_listed(found)}"
+        yield f"several backwards, merged: {about}"
+
+
+def _listed(rows: Sequence[SiteCoverage]) -> str:
+    sites = ", ".join(f"{printable(row.kind)} of {label(row.name)}" for row in rows[:3])
+    return sites + ", ..." * (len(rows) > 3)
 
 
 def _of_budget(share: float, choices: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What a budget chose, for people: a line for each choice."""
     for choice in choices:
         takes = choice["takes"]
         known = "" if takes is None else f", which takes {takes:.2%}"

@@ -84,5 +84,4 @@ def compiled_callers(
 
 
 def described(code: CodeType) -> str:
-    """The name of a function's code, and where the code stands."""
     return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"

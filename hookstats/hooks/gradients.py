@@ -139,7 +139,6 @@ class View:
         return gradient.as_strided(self._shape, self._stride, offset)
 
     def like_base(self, gradient: Tensor) -> Tensor:
-        """A copy of `gradient`, the base's, with the strides of the base."""
         copy = torch.empty_strided(
             gradient.shape, self._base_stride, dtype=gradient.dtype, device=gradient.device
         )

@@ -120,7 +120,6 @@ class Masks:
         return self.buffers.mask.mismatch
 
     def warn_once(self, why: str) -> None:
-        """Warn once that all rows of some calls count."""
         if not self._warned:
             self._warned = True
             what = "Watch.mask" if self._name is None else f"mask = {self._name!r}"
@@ -208,7 +207,6 @@ def place_of_argument(model: nn.Module, name: str) -> int | None:
 
 
 def _unfit(given: object) -> str | None:
-    """What an argument has that no mask has; None if it is a mask."""
     if not isinstance(given, Tensor):
         return f"type {type(given).__name__}"
     freed = has_storage(given) and is_freed(given)
@@ -221,8 +219,6 @@ def _copied(mask: Tensor) -> Tensor:
 
 
 class _Begin(Hook):
-    """Forward pre-hook of a model: finds the mask of the call."""
-
     __slots__ = ("_masks", "_name", "_place")
 
     def __init__(self, masks: Masks, name: str, place: int | None) -> None:

@@ -109,7 +109,6 @@ class Parameters:
             return native
 
     def observe_all(self) -> None:
-        """Accumulate all watched parameters."""
         found = [watched.tensor() for watched in self.watched]
         self._native = self.observe([[p for p in found if p is not None]], self._native)
 
@@ -128,8 +127,6 @@ class Parameters:
 
 
 class WatchedParameter(NamedTuple):
-    """A watched parameter and its sites."""
-
     owner: weakref.ref[nn.Module]
     key: str
     identity: int
@@ -281,7 +278,6 @@ def _accumulate_alone(entry: _Entry, *about: Any) -> None:
 def _accumulate(
     entries: Sequence[_Entry], channel_dim: int | None, front: int, scale: Tensor | None
 ) -> None:
-    """Accumulate tensors by one call, and count them."""
     states = [one.accumulator.states[front] for one in entries]
     first = states[0]
     if scale is not None:

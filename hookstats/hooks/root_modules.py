@@ -179,8 +179,6 @@ class _CallHook(Hook):
 
 
 class _EndHook(Hook):
-    """Forward hook of a model."""
-
     __slots__ = ("_roots",)
 
     def __init__(self, roots: RootModules) -> None:

@@ -90,7 +90,6 @@ class Selection:
         return included and not self.excludes(name, module)
 
     def excludes(self, name: str, module: nn.Module) -> bool:
-        """Whether `exclude` matches a module."""
         return self._excluded.module(name, module)
 
     def has(self, name: str, parameters: bool) -> bool:

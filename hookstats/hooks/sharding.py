@@ -152,7 +152,6 @@ class Sharding:
 
 
 def _of_mesh(mesh: Any) -> Iterator[_MeshAxis]:
-    """The mesh axes of the argument `mesh` of `watch`."""
     for axis, ranks in _axes(mesh):
         if axis.name.startswith("pp"):
             continue  # stages have other modules
@@ -220,7 +219,6 @@ def _of_outermost(modules: Iterable[nn.Module]) -> Iterator[_MeshAxis]:
 
 
 def _of_parameters(model: nn.Module) -> Iterator[_MeshAxis]:
-    """The mesh axes of the meshes on which parameters are DTensors."""
     for parameter in model.parameters():
         if is_dtensor(parameter):
             for axis, ranks in _axes(placed(parameter).mesh):
@@ -244,7 +242,6 @@ def _axes(mesh: Any) -> tuple[tuple[Axis, tuple[int, ...]], ...]:
 
 @lru_cache(maxsize=64)
 def _first(mesh: Any) -> int:
-    """The lowest rank of a DeviceMesh."""
     return int(mesh.mesh.min())
 
 

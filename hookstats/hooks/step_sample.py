@@ -189,7 +189,6 @@ def _local(tensor: Tensor) -> Tensor | None:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements of a tensor have no gaps in their memory."""
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return True
     return tensor.is_contiguous()

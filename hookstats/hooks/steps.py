@@ -53,11 +53,9 @@ class Optimizers:
         self._told = False
 
     def __len__(self) -> int:
-        """How many there were."""
         return len(self._known)
 
     def __iter__(self) -> Iterator[Optimizer]:
-        """The optimizers that are alive."""
         return filter(None, [known() for known in self._known])
 
     def add(self, optimizer: Optimizer) -> None:

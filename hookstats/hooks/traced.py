@@ -94,7 +94,6 @@ class TracedHook:
         self.phase = phase
 
     def sites(self) -> list[Sites]:
-        """What the hook feeds."""
         return [sites for sites in (self.values, self.gradients) if sites is not None]
 
     def observe(self, module: nn.Module, found: Iterable[Leaf]) -> None:
@@ -138,7 +137,6 @@ class TracedHook:
 
 
 def _is_dtensor(tensor: Tensor) -> bool:
-    """Whether a tensor that dynamo traces is spread over ranks."""
     return type(tensor).__name__ == "DTensor"
 
 

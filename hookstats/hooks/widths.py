@@ -143,15 +143,12 @@ class Widths:
 
     @property
     def natives(self) -> list[_hooks.Site]:
-        """The C++ halves of the sites."""
         return [site.native for site in self._sites.values() if site.native is not None]
 
     def sites(self) -> list[Site]:
-        """All sites, in order of arrival."""
         return list(self._sites.values())
 
     def rows(self) -> list[SiteCoverage]:
-        """The sites' rows of the coverage."""
         return [site.row() for site in self._sites.values()]
 
 
@@ -196,7 +193,6 @@ class Sites(dict[str, Widths]):
         return Widths(self.buffers, self.name, kind, self.rule, suffixes, self._sharding)
 
     def sites(self) -> list[Site]:
-        """The sites of all tensors."""
         return [site for widths in self.values() for site in widths.sites()]
 
     @property

@@ -89,11 +89,9 @@ class Comparison:
     _places: dict[str, tuple[NDArray[Any], NDArray[Any]]]  # of a, of b: [n] each
 
     def __bool__(self) -> bool:
-        """Whether anything differs."""
         return bool(self.relative.any())
 
     def of(self, place: int) -> list[Difference]:
-        """Every statistic of a site that differs."""
         return [self.at(place, int(i)) for i in np.flatnonzero(self.relative[place])]
 
     def at(self, place: int, statistic: int) -> Difference:

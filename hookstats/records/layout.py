@@ -61,7 +61,6 @@ class Layout(NamedTuple):
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """The axes of all meshes."""
         return tuple(axis for mesh in self.meshes for axis in mesh.axes)
 
     def number(self, dim: int) -> int | None:

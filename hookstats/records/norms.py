@@ -69,5 +69,4 @@ def unread(coverage: Mapping[str, Any] | None) -> list[str]:
 
 @kept_of_sites
 def _gradients(sites: tuple[SiteInfo, ...]) -> Int64:
-    """The sites of gradients of parameters."""
     return np.flatnonzero([plain_kind(site.kind) == "param_grad" for site in sites])

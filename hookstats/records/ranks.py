@@ -57,8 +57,6 @@ class Placement(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A rank's part of a site."""
-
     record: int
     site: int
     info: SiteInfo
@@ -81,7 +79,6 @@ def place(records: Sequence[Sites]) -> Placement:
 
 
 def _add(parts: list[_Part], number: int, placed: list[Placed]) -> Target:
-    """The target of the parts of one site."""
     of_parameter = plain_kind(parts[0].info.kind) in PARAMETER_KINDS
     kept: list[_Part] = []
     seen: set[object] = set()

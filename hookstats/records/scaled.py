@@ -69,7 +69,6 @@ def _moved(
 
 
 def _slots_of(bins: Bins, values: Float64) -> Int32:
-    """The slots of finite values."""
     edges = bins.bounds()
     slots: Int64 = np.searchsorted(edges, values, "right")
     if isinstance(bins, LogBins):

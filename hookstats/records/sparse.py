@@ -38,7 +38,6 @@ class SparseCounts:
 
     @property
     def rows(self) -> int:
-        """The number of histograms."""
         return len(self.offsets) - 1
 
     @classmethod
