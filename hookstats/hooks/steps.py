@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -116,6 +116,12 @@ class Optimizers:
         )
 
 
+class Look(Protocol):
+    """What looks at the steps of an optimizer that have no closure; it raises nothing."""
+
+    def __call__(self, optimizer: Optimizer, *, after: bool) -> None: ...
+
+
 class StepHook(Hook):
     """Step hook of one optimizer: observes the parameters, then reports that the optimizer steps.
 
@@ -124,8 +130,8 @@ class StepHook(Hook):
     """
 
     __slots__ = (
-        *("_after", "_after_step", "_before", "_buffers", "_is_of_copies", "_native"),
-        *("_parameters", "_sample", "_then"),
+        *("_after", "_after_step", "_before", "_buffers", "_is_of_copies", "_look"),
+        *("_native", "_parameters", "_sample", "_then"),
     )
 
     def __init__(
@@ -134,6 +140,7 @@ class StepHook(Hook):
         parameters: Parameters,
         after_step: AfterStep,
         sample: StepSample | None,
+        look: Look | None,
         before: Callable[[], None],
         then: Callable[[], None],
         *,
@@ -144,6 +151,7 @@ class StepHook(Hook):
         self._parameters = parameters
         self._after_step = after_step
         self._sample = sample
+        self._look = look
         self._before = before
         self._then = then
         self._after = after
@@ -159,8 +167,12 @@ class StepHook(Hook):
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         is_its_time = (closure is not None) is self._after
         after_step = self._after_step
-        if not (is_its_time or after_step.is_needed) or makes_optimizer_state():
-            return  # the other hook has this step, or it is no step of the training
+        if makes_optimizer_state():
+            return  # it is no step of the training
+        if self._look is not None and closure is None:
+            self._look(optimizer, after=self._after)
+        if not (is_its_time or after_step.is_needed):
+            return  # the other hook has this step
         if is_its_time:
             self._before()
         is_recorded = self._buffers.recording

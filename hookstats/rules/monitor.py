@@ -169,6 +169,7 @@ class Monitor:
         what, outcome = f"the action of rule {rule.name!r}", "its alerts are warned of instead"
         return bool(self._retries.tried((id(rule), "action"), what, outcome, act))
 
+    @np.errstate(all="ignore")
     def _checked(self, part: str, action: Callable[[], _Given]) -> _Given:
         """What a part of the checks gives; nothing where it fails beside the rules themselves."""
         key = None, part
@@ -237,12 +238,9 @@ class Monitor:
     def _called(self, rule: Rule, look: Callable[[Rule], list[Alert]]) -> list[Alert] | None:
         """What a rule finds; None where it fails, or is left out after it failed."""
 
-        def checked() -> list[Alert]:
-            with np.errstate(all="ignore"):
-                return look(rule)
-
-        of_hookstats = type(rule).__module__.startswith("hookstats.")
-        call = checked if of_hookstats else partial(self.perform, rule, checked)
+        call = partial(look, rule)
+        if not type(rule).__module__.startswith("hookstats."):
+            call = partial(self.perform, rule, np.errstate(all="ignore")(call))
         what, outcome = f"rule {rule.name!r}", "the rule is disabled"
         found = self._retries.tried(id(rule), what, outcome, call)
         if found is None and self._retries.is_ended(id(rule)):

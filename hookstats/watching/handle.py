@@ -191,10 +191,9 @@ class Watch(Unique):
         if NOISE_SCALE in self._settings.kinds:
             scale = NoiseScale(self._buffers, weakly(self._log_sample))
             self._handles += scale.attach(optimizer)
-        parts = self._buffers, seen.parameters, seen.after_step, sample
+        look = None if self._loop is None else self._loop.add().look
+        parts = self._buffers, seen.parameters, seen.after_step, sample, look
         step = partial(StepHook, *parts, before, then)
-        if self._loop is not None:
-            self._handles += self._loop.add(optimizer)
         self._handles += (
             optimizer.register_step_pre_hook(step(after=False)),
             optimizer.register_step_post_hook(step(after=True)),
@@ -243,7 +242,7 @@ class Watch(Unique):
         if not self._buffers.is_captured():
             given = {**(values or {}), **more}
             self._log.log(as_scalars(given))
-            if self._loop is not None:
+            if self._loop is not None and self._buffers.recording:
                 self._graphs.look(given, self._step - (self._log.closed is not None))
             if self._is_stuck():
                 self._close_step(is_stuck=True)
@@ -668,14 +667,16 @@ class Watch(Unique):
         self._buffers.mask.step_closed()
         self._observers.parameters.look_again()
         recorded = self._buffers.recording or (self._recorded and self._buffers.has_content())
-        self._rates = rates = learning_rates(self._optimizers)
-        values = {**rates, **self._cost.since()}
+        self._rates = values = learning_rates(self._optimizers)
+        if recorded:
+            values = {**values, **self._cost.since()}
         is_shown = recorded and self._recorder.shows(step)
         scalars = self._log.close(step, values, is_shown=is_shown, is_stuck=is_stuck)
         self._roots.begin_step()
-        self._tell_evaluations()
-        self._silence.closed(self._optimizers)
+        self._silence.closed()
         if recorded:
+            self._tell_evaluations()
+            self._silence.look(self._optimizers)
             self._record(step, scalars)
         self._step = step + 1  # from now on, the step is closed
         return recorded
@@ -697,9 +698,10 @@ class Watch(Unique):
 
     def _schedule(self) -> None:
         tidy()
-        self._buffers.sampling.set_step(self._step)
-        due = self._when.is_due(self._step)
-        self._buffers.record(due and not self._paused and not self._closed)
+        due = self._when.is_due(self._step) and not self._paused and not self._closed
+        if due:
+            self._buffers.sampling.set_step(self._step)
+        self._buffers.record(due)
         self._recorded |= self._buffers.recording
         seldom = self._paused or self._when.is_seldom
         self._toggle.set(self._buffers.recording or not seldom)

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookstats._torch import is_plain, makes_optimizer_state
+from hookstats._torch import is_plain
 from hookstats.buffers.double_buffer import DoubleBuffer
-from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.steps import parameters_of
 from hookstats.rules.facts import LoopFact, What
@@ -52,17 +51,13 @@ class Loop:
         ]
         self._buffers = buffers
         self._tell = tell
-        self._optimizers: list[_Stepping] = []
+        self._optimizers: list[Stepping] = []
         self._in_eval = 0  # how many steps in a row all modules were
 
-    def add(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        """Look at the steps of an optimizer; before the hooks that close the step."""
-        stepping = _Stepping(self)
-        self._optimizers.append(stepping)
-        return [
-            optimizer.register_step_pre_hook(_StepHook(stepping.before)),
-            optimizer.register_step_post_hook(_StepHook(stepping.after)),
-        ]
+    def add(self) -> Stepping:
+        """What is to look at the steps of one more optimizer."""
+        self._optimizers.append(Stepping(self))
+        return self._optimizers[-1]
 
     def end(self) -> None:
         """Let go of all gradients."""
@@ -94,7 +89,7 @@ class Loop:
             self._tell(LoopFact("eval", found[0][0], len(found)))
 
 
-class _Stepping:
+class Stepping:
     """What the steps of one optimizer do with gradients."""
 
     def __init__(self, loop: Loop) -> None:
@@ -104,8 +99,18 @@ class _Stepping:
         self._kept: list[tuple[Tensor, int]] = []  # these gradients, and their versions
         self._none = self._again = self._grown = 0  # in how many steps in a row
         self._watch: _Arrivals | None = None
+        self._has_failed = False
 
-    def before(self, optimizer: Optimizer) -> None:
+    def look(self, optimizer: Optimizer, *, after: bool) -> None:
+        """Look at a step before its end, or after it; closures make their own gradients."""
+        if self._has_failed:
+            return
+        try:
+            (self._after if after else self._before)(optimizer)
+        except Exception:  # of a parameter that is none: the checks end, the training does not
+            self._has_failed = True
+
+    def _before(self, optimizer: Optimizer) -> None:
         """Look at the gradients that a step is about to use."""
         self._steps += 1
         if not self._loop.is_due(self._steps):
@@ -129,7 +134,7 @@ class _Stepping:
         if are_same and not any(moved) and self._again == _LASTS:
             self._loop.told("again", self._at(optimizer, self._places)[0])
 
-    def after(self, optimizer: Optimizer) -> None:
+    def _after(self, optimizer: Optimizer) -> None:
         """Keep gradients that a step has used."""
         if self._steps > _FIRST and not self._kept and not self._loop.is_due(self._steps):
             return
@@ -208,29 +213,6 @@ class _ArrivalHook(Hook):
 
     def __call__(self, gradient: Tensor) -> None:
         self._then()
-
-
-class _StepHook(Hook):
-    """Step hook of an optimizer, but for steps with a closure, which make their own gradients."""
-
-    __slots__ = ("_then",)
-
-    def __init__(self, then: Callable[[Optimizer], None]) -> None:
-        self._then: Callable[[Optimizer], None] | None = then
-
-    def __call__(
-        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> None:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is not None or self._then is None or makes_optimizer_state():
-            return
-        try:
-            self._then(optimizer)
-        except Exception:  # of a parameter that is none: the checks end, the training does not
-            self._then = None
-
-
-break_graphs(_StepHook.__call__, "hookstats looks at the gradients of a step")
 
 
 def _smallest(optimizer: Optimizer) -> list[tuple[int, int]]:

@@ -59,10 +59,6 @@ class Notices:
                 notify(self._failures, one.name, why)
             one.worker.end()
 
-    def has_thread(self, thread: threading.Thread) -> bool:
-        """Whether an action is called on this thread."""
-        return any(one.worker.thread is thread for one in self._notified)
-
     def _tell(self, one: _Notified, incident: Incident) -> None:
         try:
             if isinstance(one.action, Webhook):

@@ -66,7 +66,7 @@ class Schedule:
         self._exchange = exchange
         self._urgent = 0  # how many of the monitor's urgent alerts were acted on
         self._row = range(0)  # steps that are all recorded
-        self._rates: Mapping[str, float] = {}
+        self._rates: Mapping[str, object] = {}
         self._closed = 0  # steps
         self._k = self._wanted = 0
         self._lowest = 0  # what is below took too much
@@ -116,10 +116,10 @@ class Schedule:
         self._closed += 1
         if self._fixed is not None:
             return
-        known = {name: rate for name, rate in rates.items() if isinstance(rate, float)}
-        if any(_leaps(self._rates.get(name, rate), rate) for name, rate in known.items()):
-            self._row = range(step + 1, step + 1 + AFTER)
-        self._rates = known
+        if rates != self._rates:
+            if any(_leaps(self._rates.get(name, rate), rate) for name, rate in rates.items()):
+                self._row = range(step + 1, step + 1 + AFTER)
+            self._rates = rates
         for of_record, seconds in self._measured(recorded):
             (self._with_record if of_record else self._without).append(seconds)
         self._records += recorded
@@ -192,8 +192,10 @@ class Schedule:
             self.choices.append({"step": step, "every": 1 << k, "takes": takes})
 
 
-def _leaps(before: float, now: float) -> bool:
-    """Whether a learning rate changed by more than 2."""
+def _leaps(before: object, now: object) -> bool:
+    """Whether a learning rate changed by more than 2, if it is no device that knows."""
+    if not (isinstance(before, float) and isinstance(now, float)):
+        return False
     low, high = sorted((abs(before), abs(now)))
     return high > 2 * low
 
@@ -205,23 +207,23 @@ class Cost:
         self._buffers = buffers
         self._closing = 0.0  # outside of the lock
         self._before = 0.0
-        self._began: tuple[float | None, float] = None, 0.0  # what the lock was held, and when
+        self._start = 0.0
+        self._held: float | None = None  # what the lock was held, where the block asked
 
     def __enter__(self) -> None:
         """Begin to count the time of the block, that of closing a step."""
-        self._began = self._buffers.seconds(), time.perf_counter()
+        self._start, self._held = time.perf_counter(), None
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            return
-        (held, start), now = self._began, time.perf_counter()
-        held_now = self._buffers.seconds()
-        if held is not None and held_now is not None:
-            self._closing += max(0.0, now - start - (held_now - held))
+        took = time.perf_counter() - self._start
+        if self._held is not None:
+            took -= (self._buffers.seconds() or 0.0) - self._held
+        self._closing += took
 
     def since(self) -> dict[str, float]:
-        """The cost since the last call of this until the block began, as a scalar by its name."""
-        held = self._began[0]
+        """The cost since the last call of this until now, as a scalar by its name; called in the
+        block."""
+        self._held = held = self._buffers.seconds()
         if held is None:
             return {}
         before, self._before = self._before, held + self._closing

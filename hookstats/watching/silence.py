@@ -74,10 +74,13 @@ class Silence:
         self._own.add(optimizer)
         self._groups += len(optimizer.param_groups)
 
-    def closed(self, optimizers: Iterable[Optimizer]) -> None:
-        """A step was closed; optimizers: those of the watch."""
+    def closed(self) -> None:
+        """A step was closed."""
         self._steps = self._calls = 0
         self._has_closed, self._steps_itself = True, False
+
+    def look(self, optimizers: Iterable[Optimizer]) -> None:
+        """Look whether the optimizers of the watch have got more parameters."""
         optimizers = list(optimizers)
         groups = sum([len(optimizer.param_groups) for optimizer in optimizers])
         if groups > self._groups:

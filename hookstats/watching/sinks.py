@@ -156,10 +156,6 @@ class Sinks:
     def __len__(self) -> int:
         return len(self._called)
 
-    def has_thread(self, thread: threading.Thread) -> bool:
-        """Whether a sink is called on this thread."""
-        return any(one.worker.thread is thread for one in self._called)
-
     @property
     def spent(self) -> float:
         """The CPU time, in seconds, that the threads have taken."""
