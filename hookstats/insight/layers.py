@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hookstats.records.record import StepRecord
-from hookstats.runs.run import Run
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import statistic
 from hookstats.stats.lazy_torch import torch
 from hookstats.stats.state import NAN, NEGINF, POSINF
+
+if TYPE_CHECKING:
+    from hookstats.runs.run import Run
 
 
 def per_tensor(
@@ -73,7 +76,7 @@ def first_nonfinite(source: StepRecord | Run, without: Collection[int] = ()) -> 
 
     without: sites of a record, by index, that are left out.
     """
-    if isinstance(source, Run):
+    if not isinstance(source, StepRecord):
         found = (first_nonfinite(source[step]) for step in source.steps)
         return next((one for one in found if one is not None), None)
     bad = source.tallies[:, [NAN, POSINF, NEGINF]]

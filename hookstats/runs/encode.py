@@ -7,9 +7,11 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookstats.records.layout import Layout, mesh_text, placements_text
 from hookstats.records.record import SiteInfo, StepRecord, Table, kept_of_sites
+from hookstats.runs.arrays import chosen, lists_as, numbers_as, optional_as, texts_of
 from hookstats.runs.format import (
     CHANNELS,
     PART_KEY,
@@ -66,7 +68,8 @@ def encode_channels(records: Sequence[StepRecord]) -> Any:
     described = [_encode_sites(record.sites) for record in records]
     columns: dict[str, Any] = _keys(records, [table.rows for table in tables])
     for name in ("site", "kind"):
-        taken = [each[name].take(site) for each, (site, _) in zip(described, owners, strict=True)]
+        pairs = zip(described, owners, strict=True)
+        taken = [chosen(each[name], site) for each, (site, _) in pairs]
         columns[name] = pa.concat_arrays(taken)
     columns["channel"] = np.concatenate([channel for _, channel in owners])
     merged = records[0].rank is None
@@ -76,7 +79,11 @@ def encode_channels(records: Sequence[StepRecord]) -> Any:
 def _batch(columns: dict[str, Any], folder: str, *, is_merged: bool) -> Any:
     pa = require_pyarrow()
     schema = (merged_schema if is_merged else schema_of)(folder)
-    arrays = [pa.array(columns[field.name], field.type) for field in schema]
+    arrays = [
+        numbers_as(column, field.type) if isinstance(column, np.ndarray) else column
+        for field in schema
+        for column in [columns[field.name]]
+    ]
     return pa.record_batch(arrays, schema=schema)
 
 
@@ -94,14 +101,16 @@ def _statistics(tables: Sequence[Table]) -> dict[str, Any]:
     pa = require_pyarrow()
     moments, tallies, hist = Table.joined(tables)
     # int32 offsets are enough: 2**31 entries would be 24 GiB in a part.
-    offsets = pa.array(hist.offsets.astype(np.int32))
-    lists = {"hist_slots": hist.slots, "hist_counts": hist.counts}
+    offsets = numbers_as(hist.offsets, pa.int32())
+    schema = schema_of(TENSORS)
+    lists: dict[str, NDArray[Any]] = {"hist_slots": hist.slots, "hist_counts": hist.counts}
+    types = {name: schema.field(name).type for name in lists}
     return {
         **dict(zip(TALLIES, np.ascontiguousarray(tallies), strict=True)),
         **dict(zip(MOMENTS, np.ascontiguousarray(moments), strict=True)),
         **{
             name: pa.ListArray.from_arrays(
-                offsets, pa.array(values), type=schema_of(TENSORS).field(name).type
+                offsets, numbers_as(values, types[name].value_type), type=types[name]
             )
             for name, values in lists.items()
         },
@@ -114,7 +123,7 @@ def _owners(sites: tuple[SiteInfo, ...]) -> tuple[Any, Any]:
     lengths = np.array([site.channels for site in sites], np.int64)
     site = np.repeat(np.arange(len(sites)), lengths)
     channel = np.arange(len(site)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return require_pyarrow().array(site), channel.astype(np.int32)
+    return site, channel.astype(np.int32)
 
 
 @kept_of_sites
@@ -122,21 +131,26 @@ def _encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
     """The columns that describe sites."""
     schema = schema_of(TENSORS)
     layouts = [site.layout for site in sites]
-    values: dict[str, list[Any]] = {
+    texts: dict[str, list[str | None]] = {
         "site": [site.name for site in sites],
         "kind": [site.kind for site in sites],
-        "channel_dim": [site.channel_dim for site in sites],
-        "channels": [site.channels for site in sites],
-        "shape": [list(site.shape) for site in sites],
         "dtype": [site.dtype for site in sites],
-        "global_shape": [one and one.global_shape for one in layouts],
-        "shards": [_shards(one) for one in layouts],
         "mesh": [one and mesh_text(one.meshes) for one in layouts],
         "placements": [one and placements_text(one.placements) for one in layouts],
     }
+    lists: dict[str, list[Sequence[int] | None]] = {
+        "shape": [site.shape for site in sites],
+        "global_shape": [one and one.global_shape for one in layouts],
+        "shards": [_shards(one) for one in layouts],
+    }
+    numbers: dict[str, list[int | None]] = {
+        "channel_dim": [site.channel_dim for site in sites],
+        "channels": [site.channels for site in sites],
+    }
     return {
-        name: require_pyarrow().array(value, type=schema.field(name).type)
-        for name, value in values.items()
+        **{name: texts_of(values) for name, values in texts.items()},
+        **{name: lists_as(values, schema.field(name).type) for name, values in lists.items()},
+        **{name: optional_as(values, schema.field(name).type) for name, values in numbers.items()},
     }
 
 

@@ -16,6 +16,7 @@ from hookstats.records.keys import did_you_mean
 from hookstats.records.norms import COST, GRADIENT_NORM, RATE, gradient_norm
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
+from hookstats.runs.arrays import numbers_as, texts_of
 from hookstats.runs.decode import numbers
 from hookstats.runs.encode import Rows
 from hookstats.runs.format import (
@@ -370,11 +371,11 @@ def encode_scalars(several: Sequence[_StepScalars]) -> Any:
             rows.append((SAMPLES, np.nan, each.samples))
         counts.append(len(rows) - before)
     columns = [
-        np.repeat(np.array([each.step for each in several], np.int64), counts),
-        np.repeat(np.array([each.rank for each in several], np.int32), counts),
-        pa.array([name for name, _, _ in rows], pa.string()).dictionary_encode(),
-        np.array([value for _, value, _ in rows], np.float64),
-        np.repeat(np.array([each.time for each in several], np.float64), counts),
-        pa.array([text for _, _, text in rows], pa.string()).dictionary_encode(),
+        numbers_as(np.repeat(np.array([each.step for each in several]), counts), pa.int64()),
+        numbers_as(np.repeat(np.array([each.rank for each in several]), counts), pa.int32()),
+        texts_of([name for name, _, _ in rows]),
+        numbers_as(np.array([value for _, value, _ in rows]), pa.float64()),
+        numbers_as(np.repeat(np.array([each.time for each in several]), counts), pa.float64()),
+        texts_of([text for _, _, text in rows]),
     ]
-    return pa.record_batch([pa.array(column) for column in columns], schema=schema_of(SCALARS))
+    return pa.record_batch(columns, schema=schema_of(SCALARS))

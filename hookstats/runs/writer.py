@@ -129,8 +129,7 @@ class RunWriter:
         bytes_per_group: int = 4 << 20,
         seconds_per_retry: float = 1.0,
     ) -> None:
-        # Its first array imports pandas, where that is: half a second, not beside the first step.
-        require_pyarrow().array([])
+        require_pyarrow()  # not beside the first step
         self._out = check_path("out", out)
         self.rank = rank
         self.last_step: int | None = None
