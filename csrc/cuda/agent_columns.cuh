@@ -52,12 +52,14 @@ class Columns : ColumnsSum<Source, kCounts> {
     HOOKSTATS_NO_UNROLL
     for (int attempt = 0; attempt < (kAddsUp ? 2 : 1); ++attempt) {
       totals.begin();
-      const bool whole = place_.exist == 0 || sum(sums, shift, factor, totals, attempt == 0);
-      const bool all_whole = !any_in_block(!whole);
+      sync_block();
+      if (place_.exist != 0) sum(sums, shift, factor, totals, attempt == 0);
+      sync_block();
       if (attempt == 0 && kCounts && channels_.table != nullptr) add_channel_tables();
       if constexpr (kAddsUp) {
-        if (!all_whole) break;
-        if (add_up(split, totals, shift, factor)) return end_split(channel_block, scratch);
+        if (add_up(split, totals, shift, factor, attempt == 0)) {
+          return end_split(channel_block, scratch);
+        }
       }
     }
     const double least = Totals<Real>::least_square(static_cast<float>(factor));
@@ -91,6 +93,7 @@ class Columns : ColumnsSum<Source, kCounts> {
       }
       const int64_t channel = place_.begin + owned(c);
       if (row != 0 || channel >= item_.channels) continue;
+      if constexpr (Source::kVectors) totals.put_infinities(Sum::tally_place(c), seen);
       leave(split, channel, seen);
     }
     end_split(channel_block, scratch);
@@ -98,9 +101,9 @@ class Columns : ColumnsSum<Source, kCounts> {
 
   // All channels of the block together: their totals, of which each thread adds up some, are in
   // scratch memory. False if those of a channel cannot be trusted: then the thread's shift and
-  // factor are what they should have been.
+  // factor are what they should have been, if they are to be `mended`.
   HOOKSTATS_DEVICE bool add_up(int split, typename Sum::Whole& totals, Real (&shift)[kOwned],
-                               Real& factor) {
+                               Real& factor, bool mended) {
     using All = Totals<Real>;
     const auto all_of = [&](int c) {
       All all = totals.of(Sum::scale_, place_.column, c);
@@ -121,10 +124,13 @@ class Columns : ColumnsSum<Source, kCounts> {
       for (int c = first; c < kOwned; c += place_.down) {
         const int64_t channel = place_.begin + owned(c);
         if (channel >= item_.channels) continue;
-        leave(split, channel, all_of(c).channel(static_cast<double>(pick(shift, c))));
+        Channel seen = all_of(c).channel(static_cast<double>(pick(shift, c)));
+        totals.put_infinities(Sum::tally_place(c), seen);
+        leave(split, channel, seen);
       }
       return true;
     }
+    if (!mended) return false;
     uint32_t magnitude = 0;
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) {

@@ -59,6 +59,7 @@ class Maps : ColumnsSum<Source, kCounts> {
     const Real factor = Sum::find_shift(shift, scratch);
     typename Sum::Whole totals(scratch);
     totals.begin();
+    sync_block();
     if (place_.exist != 0) Sum::sum(sums, shift, factor, totals, true);
     sync_block();
     const double least = Totals<Real>::least_square(factor);
@@ -66,6 +67,8 @@ class Maps : ColumnsSum<Source, kCounts> {
     // All elements of a channel have one shift: sums are added up as they are, unless sums have to
     // be made again.
     const int row = thread_index() / maps, column = thread_index() % maps;
+    Channel infinities;
+    if (row == 0) totals.put_infinities(column, infinities);
     About mine[2];
     bool trusted = true;
     HOOKSTATS_UNROLL
@@ -92,6 +95,8 @@ class Maps : ColumnsSum<Source, kCounts> {
     const int64_t channel = place_.first_channel + column;
     if (row == 0 && channel < item_.channels) {
       const int64_t size = place_.map < place_.elements ? place_.map : place_.elements;
+      seen.posinf = infinities.posinf;
+      seen.neginf = infinities.neginf;
       seen.nan = place_.rows * size - seen.count - seen.posinf - seen.neginf;
       if (item_.splits() == 1) {
         accumulate(item_, channel, seen);

@@ -138,6 +138,12 @@ class ColumnsReader {
     return (channel & (kOwned - 1)) * across() + (channel < 0 ? across() - 1 : channel / kOwned);
   }
 
+  // Where a block counts the infinities of the channel of element i; fewer than kMostTallied.
+  HOOKSTATS_DEVICE int tally_place(int i) const {
+    if constexpr (Source::kMapped) return static_cast<int>(channel(i) - place_.first_channel);
+    return counter(i);
+  }
+
   // Cuts the split to the rows from the first one that a mask keeps to the last.
   HOOKSTATS_DEVICE void find_rows(KeptIndices* scratch) {
     const KeptIndices kept = kept_by_block(common_.rows, place_.first_row, place_.rows, scratch);
@@ -151,24 +157,6 @@ class ColumnsReader {
     if constexpr (!Source::kMasked) return row < place_.rows;
     return row < place_.rows &&
            (place_.kept == place_.rows || keeps(common_.rows, place_.first_row + row));
-  }
-
-  // Of this thread's rows from row `first` on, the end of as many tiles as the mask keeps whole, at
-  // most `kAdditions` rows; `first` if it does not keep the first tile.
-  HOOKSTATS_DEVICE uint32_t kept_until(uint32_t first) const {
-    const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
-    uint32_t end = first;
-    bool whole = true;
-    HOOKSTATS_NO_UNROLL
-    for (int tile = 0; tile < kAdditions / kRows && whole; ++tile) {
-      whole = end + step <= place_.rows;
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        whole = has_row(end + static_cast<uint32_t>(i * place_.down + place_.row)) && whole;
-      }
-      if (whole) end += step;
-    }
-    return end;
   }
 
   // Whether the mask keeps one of this thread's rows in the tile from row `first` on.
@@ -253,30 +241,38 @@ class ColumnsReader {
     return place_.address + uint64_t{first} * static_cast<uint64_t>(row_bytes());
   }
 
+  // Up to which row tiles that begin at or behind `whole_from` are read in whole vectors.
+  HOOKSTATS_DEVICE uint32_t whole_until() const {
+    if (!Source::kVectors || (Source::kMasked && place_.kept != place_.rows)) return 0;
+    return Source::kSkewed ? place_.whole_to : place_.rows;
+  }
+
   // The rows of this thread in a tile, from an address on; whole vectors of rows that exist.
-  // Returns the next tile's address.
-  static HOOKSTATS_DEVICE uintptr_t read_whole(uintptr_t at, uintptr_t down_bytes,
-                                               const Values& keeps, Values (&values)[kRows]) {
+  static HOOKSTATS_DEVICE void read_whole(uintptr_t at, uintptr_t down_bytes, const Values& keeps,
+                                          Values (&values)[kRows]) {
     HOOKSTATS_UNROLL
     for (int i = 0; i < kRows; ++i, at += down_bytes) {
       values[i] = Source::read_whole_channels(at);
       if constexpr (Source::kSkewed) Source::keep(keeps, values[i]);
     }
-    return at;
   }
 
-  HOOKSTATS_DEVICE void read_tile(uint32_t first, Values (&values)[kRows]) const {
-    if constexpr (Source::kVectors && !Source::kMasked) {
-      const uint32_t to = Source::kSkewed ? place_.whole_to : place_.rows;
-      if (first >= place_.whole_from && first + static_cast<uint32_t>(kRows * place_.down) <= to) {
-        read_whole(row_address(first), place_.down_bytes, own_elements(), values);
-        return;
-      }
-    }
+  // The same, one by one: of rows that may not exist.
+  HOOKSTATS_DEVICE void read_rows(uint32_t first, Values (&values)[kRows]) const {
     HOOKSTATS_UNROLL
     for (int i = 0; i < kRows; ++i) {
       values[i] = read(first + static_cast<uint32_t>(i * place_.down + place_.row));
     }
+  }
+
+  HOOKSTATS_DEVICE void read_tile(uint32_t first, Values (&values)[kRows]) const {
+    if constexpr (Source::kVectors) {
+      const uint32_t end = first + static_cast<uint32_t>(kRows * place_.down);
+      if (first >= place_.whole_from && end <= whole_until()) {
+        return read_whole(row_address(first), place_.down_bytes, own_elements(), values);
+      }
+    }
+    read_rows(first, values);
   }
 
   HOOKSTATS_DEVICE void widen_all(const Values& values, Real (&x)[kOwned]) const {

@@ -17,26 +17,22 @@ class ColumnsSum : protected ColumnsReader<Source> {
  protected:
   using Reader = ColumnsReader<Source>;
   using Reader::common_, Reader::item_, Reader::place_, Reader::scale_;
-  using Reader::exists, Reader::channel, Reader::counter, Reader::kept_until, Reader::keeps_tile;
+  using Reader::exists, Reader::channel, Reader::counter, Reader::keeps_tile;
   using Reader::kRows;
-  using Reader::outer_, Reader::read, Reader::read_whole, Reader::read_tile, Reader::widen_all;
+  using Reader::outer_, Reader::read_rows, Reader::read_tile, Reader::read_whole, Reader::widen_all;
   using typename Reader::Real;
   using typename Reader::Values;
   using Tile = Real[kRows * kOwned];
+  // Where the table of the channels has the thread's: those of columns follow from the first.
+  static constexpr int kCounters = Source::kSkewed || Source::kMapped ? kOwned : 1;
+  using Counters = int32_t[kCounters];
   // Rows that begin anywhere lose by it: they have no registers left.
-  static constexpr bool kReadsAhead = !Source::kSkewed;
+  static constexpr bool kReadsAhead = !Source::kSkewed && !Source::kMasked;
   struct Nothing {
-    HOOKSTATS_DEVICE explicit Nothing(void* = nullptr) {}
+    HOOKSTATS_DEVICE explicit Nothing(void*) {}
     HOOKSTATS_DEVICE void begin() {}
   };
   using Whole = std::conditional_t<Source::kVectors, WholeTotals<Source>, Nothing>;
-
-  // The tile that a thread reads next, which is under way while the one before it is summed.
-  struct Ahead {
-    static constexpr uint32_t kNone = 0xffffffffu;
-    Values values[kRows];
-    uint32_t first = kNone;  // its first row
-  };
 
   HOOKSTATS_DEVICE ColumnsSum(const Common& common, const Item& item, const Dim* outer,
                               const Histogram& tensor, const Histogram& channels, Place& place)
@@ -51,75 +47,30 @@ class ColumnsSum : protected ColumnsReader<Source> {
     return Source::kVectors ? factor : Real{1};
   }
 
-  // Sums this thread's rows, kAdditions at a time: as if all their values were finite, and if some
-  // were not, once more, and the rows after them once, until all are finite. Counts them if asked
-  // to. Returns whether all that was summed is in `totals`, too.
-  HOOKSTATS_DEVICE bool sum(Totals<Real> (&sums)[kOwned], const Real (&shift)[kOwned], Real factor,
+  // Sums this thread's rows, kAdditions at a time, and counts them if asked to.
+  HOOKSTATS_DEVICE void sum(Totals<Real> (&sums)[kOwned], const Real (&shift)[kOwned], Real factor,
                             [[maybe_unused]] Whole& totals, bool counts) {
     counts_ = kCounts && counts && (tensor_.on() || channels_.on());
-    [[maybe_unused]] std::conditional_t<Source::kVectors, OtherTotals, Nothing> others;
-    if constexpr (Source::kVectors) keep_in_memory(place_);
-    int32_t counters[kOwned];
-    HOOKSTATS_UNROLL
-    for (int c = 0; c < kOwned; ++c) counters[c] = kCounts && channels_.on() ? counter(c) : 0;
-    const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
-    bool finite = true;
-    [[maybe_unused]] Ahead ahead;
-    for (uint32_t first = 0; first < place_.rows;) {
-      uint32_t counted = first;  // the rows before it are
-      if constexpr (Source::kVectors) {
-        const bool keeps_all = !Source::kMasked || place_.kept == place_.rows;
-        const uint32_t whole = !keeps_all        ? kept_until(first)
-                               : Source::kSkewed ? place_.whole_to
-                                                 : place_.rows;
-        if (finite && first >= place_.whole_from && first + step <= whole &&
-            add_finite(totals, shift, factor, counters, counted, whole, ahead)) {
-          first = counted;
-          continue;
-        }
-      }
-      finite = true;
-      Sums<Real> tiles[kOwned];
-      HOOKSTATS_NO_UNROLL
-      for (int tile = 0; tile < kAdditions / kRows && first < place_.rows; ++tile, first += step) {
-        if constexpr (Source::kMasked) {
-          if (!keeps_tile(first)) continue;
-        }
-        const bool all_finite =
-            add_any(tiles, shift, factor, counters, first, counts_ && first >= counted);
-        finite = finite && all_finite;
-      }
-      if constexpr (Source::kVectors) {
-        others.add(tiles);
-      } else {
-        HOOKSTATS_UNROLL
-        for (int c = 0; c < kOwned; ++c) {
-          sums[c].add_sums(tiles[c]);
-          sums[c].add_others(tiles[c]);
-        }
-      }
-    }
-    bool all_whole = false;
-    if constexpr (Source::kVectors) {
+    if constexpr (!Source::kVectors) {
+      sum_scalars(sums, shift);
+    } else {
+      keep_in_memory(place_);
+      sum_vectors(shift, factor, totals);
       HOOKSTATS_UNROLL
       for (int c = 0; c < kOwned; ++c) {
         sums[c] = totals.of(scale_, thread_index(), c);
+        sums[c].unscale(factor);
       }
-      others.add_to(sums);
+      if constexpr (kCounts && Source::kSkewed) take_back_zeros();
+      if (!kCounts || !counts_ || !tensor_.patterns()) return;
+      // Which the table of patterns has among the tiniest positive values.
+      uint32_t zeros = 0;
       HOOKSTATS_UNROLL
-      for (int c = 0; c < kOwned; ++c) sums[c].unscale(factor);
-      all_whole = !others.any();
+      for (int c = 0; c < kOwned; ++c) {
+        if (!Source::kSkewed || exists(c)) zeros += sums[c].wide_zero;
+      }
+      add_shared(tensor_.unread + 1, zeros);
     }
-    if constexpr (kCounts && Source::kSkewed) take_back_zeros();
-    if (!kCounts || !counts_ || !tensor_.patterns()) return all_whole;
-    // Which the table of patterns has among the tiniest positive values.
-    uint32_t zeros = 0;
-    HOOKSTATS_UNROLL
-    for (int c = 0; c < kOwned; ++c) {
-      if (!Source::kSkewed || exists(c)) zeros += sums[c].wide_zero;
-    }
-    add_shared(tensor_.unread + 1, zeros);
-    return all_whole;
   }
 
   // Sums the thread's rows again, of each channel about its shift: what fp32 could not hold.
@@ -159,121 +110,186 @@ class ColumnsSum : protected ColumnsReader<Source> {
     take_back(tensor_, zero, rows * others, item_);
   }
 
-  // Sums whole tiles from row `first` on, to which it adds them, up to row `end`, as if all values
-  // were finite, and counts them; false, with nothing summed, if some value is not.
-  HOOKSTATS_DEVICE bool add_finite(WholeTotals<Source>& totals, const Real (&shift)[kOwned],
-                                   float factor, const int32_t (&counters)[kOwned], uint32_t& first,
-                                   uint32_t end, Ahead& ahead) const {
+  HOOKSTATS_DEVICE void sum_scalars(Totals<Real> (&sums)[kOwned],
+                                    const Real (&shift)[kOwned]) const {
+    const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
+    HOOKSTATS_NO_UNROLL
+    for (uint32_t first = 0; first < place_.rows; first += step) {
+      if constexpr (Source::kMasked) {
+        if (!keeps_tile(first)) continue;
+      }
+      Values values[kRows];
+      Tile x;
+      read_tile(first, values);
+      Source::widen_tile(common_, scale_, values, x);
+      Sums<Real> tiles[kOwned];
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kRows * kOwned; ++i) {
+        tiles[i % kOwned].add(x[i], 1, -shift[i % kOwned]);
+        tiles[i % kOwned].add_infinity(x[i]);
+      }
+      HOOKSTATS_UNROLL
+      for (int c = 0; c < kOwned; ++c) {
+        sums[c].add_sums(tiles[c]);
+        sums[c].add_others(tiles[c]);
+      }
+      if (!kCounts || !counts_) continue;
+      if (tensor_.on()) count_of_tensor(tensor_, x);
+      if (channels_.on()) count_of_channels(channels_, x);
+    }
+  }
+
+  // All lanes of a warp stay together, whatever their values are: no tile is read or summed twice.
+  HOOKSTATS_DEVICE void sum_vectors(const Real (&shift)[kOwned], float factor,
+                                    Whole& totals) const {
     constexpr int kWords = sizeof(Values) / sizeof(uint32_t);
     const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
-    TileSums tiles[kOwned];
+    const uint32_t rows = place_.rows;
+    const uint32_t whole = Source::kSkewed || Source::kMasked ? Reader::whole_until() : rows;
+    const uint32_t whole_from = place_.whole_from;
+    const uintptr_t down_bytes = place_.down_bytes;
+    const Values keeps = Reader::own_elements();
+    Counters counters;
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kCounters; ++c) counters[c] = kCounts && channels_.on() ? counter(c) : 0;
     float offset[kOwned];
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) offset[c] = -shift[c] * factor;
-    typename Source::template Extremes<kWords> extremes;
-    typename Source::template Zeros<kWords> zeros;
-    const uintptr_t down_bytes = place_.down_bytes;
-    const Values keeps = Reader::own_elements();
-    uintptr_t at = Reader::row_address(first);
-    if constexpr (kReadsAhead) {
-      if (ahead.first == first) {
-        at += kRows * down_bytes;
+    uintptr_t at = Reader::row_address(0);  // of the tile that is read next
+    const auto read_next = [&](uint32_t first, Values(&values)[kRows]) {
+      if ((!Source::kSkewed || first >= whole_from) && first + step <= whole) {
+        read_whole(at, down_bytes, keeps, values);
       } else {
-        at = read_whole(at, down_bytes, keeps, ahead.values);
+        read_rows(first, values);
       }
-    }
-    int all = 0;
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < kAdditions / kRows; ++i) all += first + step * (i + 1u) <= end ? 1 : 0;
-    HOOKSTATS_NO_UNROLL
-    for (int i = 0; i < all; ++i) {
-      Values values[kRows];
-      Tile x;
-      if constexpr (kReadsAhead) {
+      at += kRows * down_bytes;
+    };
+    [[maybe_unused]] Values ahead[kRows];  // under way while the tile before it is summed
+    if constexpr (kReadsAhead) read_next(0, ahead);
+    for (uint32_t first = 0; first < rows;) {
+      TileSums tiles[kOwned];
+      typename Source::template Extremes<kWords> extremes;
+      typename Source::template Zeros<kWords> zeros;
+      uint32_t tile = 0, skipped = 0;
+      HOOKSTATS_NO_UNROLL
+      for (; tile < kAdditions / kRows && first < rows; ++tile, first += step) {
+        Values values[kRows];
+        Tile x;
+        if constexpr (kReadsAhead) {
+          HOOKSTATS_UNROLL
+          for (int r = 0; r < kRows; ++r) values[r] = ahead[r];
+        } else {
+          if (Source::kMasked && !keeps_tile(first)) {
+            at += kRows * down_bytes;
+            ++skipped;
+            continue;
+          }
+          read_next(first, values);
+        }
+        Source::scale_in_place(scale_, values);
+        Source::widen_tile(scale_, values, x, zeros);
+        float l1[kOwned], all = 0;
         HOOKSTATS_UNROLL
-        for (int r = 0; r < kRows; ++r) values[r] = ahead.values[r];
-      } else {
-        at = read_whole(at, down_bytes, keeps, values);
+        for (int c = 0; c < kOwned; ++c) {
+          l1[c] = std::fabs(x[c]);
+          HOOKSTATS_UNROLL
+          for (int r = 1; r < kRows; ++r) l1[c] += std::fabs(x[r * kOwned + c]);
+          all += l1[c];
+        }
+        if (!(all < kInfinity<float>)) leave_out(values, x, l1, offset, factor, counters, totals);
+        HOOKSTATS_UNROLL
+        for (int w = 0; w < kRows * kWords; ++w) {
+          extremes.add(w % kWords, values[w / kWords].words[w % kWords]);
+        }
+        if constexpr (kReadsAhead) {
+          if (first + step < rows) read_next(first + step, ahead);
+        }
+        HOOKSTATS_UNROLL
+        for (int c = 0; c < kOwned; ++c) tiles[c].l1 += l1[c];
+        HOOKSTATS_UNROLL
+        for (int e = 0; e < kRows * kOwned; ++e) {
+          tiles[e % kOwned].add_deviation(x[e], factor, offset[e % kOwned]);
+        }
+        if (kCounts && counts_) count_tile(x, counters, first);
       }
-      Source::scale_in_place(scale_, values);
-      Source::widen_tile(scale_, values, x, zeros);
-      HOOKSTATS_UNROLL
-      for (int w = 0; w < kRows * kWords; ++w) {
-        extremes.add(w % kWords, values[w / kWords].words[w % kWords]);
-      }
-      if constexpr (kReadsAhead) {
-        const uint32_t next = first + step * (i + 1u);
-        const bool exists = next + step <= end;
-        if (exists) at = read_whole(at, down_bytes, keeps, ahead.values);
-        ahead.first = exists ? next : Ahead::kNone;
-      }
-      HOOKSTATS_UNROLL
-      for (int e = 0; e < kRows * kOwned; ++e) {
-        tiles[e % kOwned].add(x[e], factor, offset[e % kOwned]);
-      }
-      if (kCounts && counts_) {
-        count_tile(x, are_finite(tiles), counters, first + step * static_cast<uint32_t>(i));
-      }
+      totals.add(tiles, zeros, extremes, (tile - skipped) * kRows);
     }
-    first += step * static_cast<uint32_t>(all);
-    if (!are_finite(tiles)) return false;
-    totals.add(tiles, zeros, extremes, static_cast<uint32_t>(all * kRows));
-    return true;
   }
 
-  static HOOKSTATS_DEVICE bool are_finite(const TileSums (&tiles)[kOwned]) {
-    Real s2 = 0;
+  // Tallies the values of a tile that are not finite, or missing, and makes NaNs of them in
+  // `values`. In `x`, shifts take their places, which add nothing but to what is counted: from
+  // there they are taken away. `l1` becomes the sums of the others' magnitudes.
+  HOOKSTATS_DEVICE void leave_out(Values (&values)[kRows], Tile& x, float (&l1)[kOwned],
+                                  const float (&offset)[kOwned], float factor,
+                                  const Counters& counters, Whole& totals) const {
+    const float back = -1.0f / factor;
+    uint32_t lost = 0;  // of each channel eight bits
     HOOKSTATS_UNROLL
-    for (int c = 0; c < kOwned; ++c) s2 += tiles[c].s2;
-    return s2 < kInfinity<Real>;
-  }
-
-  // Sums the finite values of a tile, and tallies the others. Whether all are finite.
-  HOOKSTATS_DEVICE bool add_any(Sums<Real> (&sums)[kOwned], const Real (&shift)[kOwned],
-                                Real factor, const int32_t (&counters)[kOwned], uint32_t first,
-                                bool counts) const {
-    Values values[kRows];
-    Tile x;
-    read_tile(first, values);
-    Source::scale_in_place(scale_, values);
-    Source::widen_tile(common_, scale_, values, x);
-    const Real finite_before = finite(sums);
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < kRows * kOwned; ++i) {
-      sums[i % kOwned].add(x[i], factor, -shift[i % kOwned] * factor);
-    }
-    const bool all_finite = finite(sums) - finite_before == kRows * kOwned;
-    if (!all_finite) {
+    for (int c = 0; c < kOwned; ++c) {
+      float greatest = 0;
       HOOKSTATS_UNROLL
-      for (int i = 0; i < kRows * kOwned; ++i) sums[i % kOwned].add_infinity(x[i]);
-    }
-    if (kCounts && counts) count_tile(x, false, counters, first);
-    return all_finite;
-  }
-
-  static HOOKSTATS_DEVICE Real finite(const Sums<Real> (&sums)[kOwned]) {
-    Real finite = 0;
-    HOOKSTATS_UNROLL
-    for (int c = 0; c < kOwned; ++c) finite += sums[c].finite;
-    return finite;
-  }
-
-  // Counts a tile from row `first` on, of which all values may be known to be `finite`.
-  HOOKSTATS_DEVICE void count_tile(const Tile& tile, bool finite, const int32_t (&counters)[kOwned],
-                                   uint32_t first) const {
-    if constexpr (Source::kVectors) {
-      if (!finite || !quickly_) {
-        count_again(common_, item_, outer_, place_, first, tensor_.on(), channels_.on());
-        return;
+      for (int r = 0; r < kRows; ++r) {  // fmax takes no notice of NaNs
+        greatest = std::fmax(greatest, std::fabs(x[r * kOwned + c]));
       }
-      if (tensor_.table != nullptr) {
+      if (greatest == kInfinity<float>) add_infinities(x, c, totals);
+      l1[c] = 0;
+      uint32_t own = 0;
+      HOOKSTATS_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const bool finite = replace_nonfinite(x[r * kOwned + c], offset[c] * back, l1[c], own);
+        Source::make_nan_unless(finite, c, values[r]);
+      }
+      totals.leave_out(c, own);
+      lost |= own << 8 * c;
+    }
+    if constexpr (kCounts) {
+      float shift[kOwned];
+      HOOKSTATS_UNROLL
+      for (int c = 0; c < kOwned; ++c) shift[c] = offset[c] * back;
+      const auto fewer = [&](int c) { return 0 - (lost >> 8 * c & 0xffu); };
+      if (counts_ && quickly_ && tensor_.table != nullptr) {
         const int32_t copy[] = {lane() & (tensor_.pitch - 1)};
-        count_quickly<true, true>(tensor_, tile, copy);
+        count_quickly<true, true>(tensor_, shift, copy, fewer);
       }
-      if (channels_.table != nullptr) count_quickly<true, false>(channels_, tile, counters);
-    } else {
-      if (tensor_.on()) count_of_tensor(tensor_, tile);
-      if (channels_.on()) count_of_channels(channels_, tile);
+      if (counts_ && quickly_ && channels_.table != nullptr) {
+        int32_t all[kOwned];
+        counters_of_all(counters, all);
+        count_quickly<true, false>(channels_, shift, all, fewer);
+      }
+    }
+  }
+
+  HOOKSTATS_DEVICE void add_infinities(const Tile& x, int c, Whole& totals) const {
+    uint32_t positive = 0, negative = 0;
+    HOOKSTATS_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      positive += x[r * kOwned + c] == kInfinity<float> ? 1 : 0;
+      negative += x[r * kOwned + c] == -kInfinity<float> ? 1 : 0;
+    }
+    totals.add_infinities(Reader::tally_place(c), positive, negative);
+  }
+
+  // Counts a tile from row `first` on, all of whose values are finite by now.
+  HOOKSTATS_DEVICE void count_tile(const Tile& tile, const Counters& counters,
+                                   uint32_t first) const {
+    if (!quickly_) {
+      count_again(common_, item_, outer_, place_, first, tensor_.on(), channels_.on());
+      return;
+    }
+    if (tensor_.table != nullptr) {
+      const int32_t copy[] = {lane() & (tensor_.pitch - 1)};
+      count_quickly<true, true>(tensor_, tile, copy);
+    }
+    if (channels_.table == nullptr) return;
+    int32_t all[kOwned];
+    counters_of_all(counters, all);
+    count_quickly<true, false>(channels_, tile, all);
+  }
+
+  HOOKSTATS_DEVICE void counters_of_all(const Counters& counters, int32_t (&all)[kOwned]) const {
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) {
+      all[c] = kCounters == 1 ? counters[0] + c * Reader::across() : counters[c % kCounters];
     }
   }
 
@@ -292,8 +308,8 @@ class ColumnsSum : protected ColumnsReader<Source> {
               [&](int c) { return item_.channel_counts + channel(c) * h.bins.slots(); });
   }
 
-  // Counts the finite values of a tile, by any histograms, from what it reads once more. Out of
-  // line, as it is rare, and takes registers that the loops have no room for.
+  // Counts the finite values of a tile, where a histogram takes a search, from what it reads once
+  // more. Out of line, as it is rare, and takes registers that the loops have no room for.
   static HOOKSTATS_OUT_OF_LINE void count_again(const Common& common, const Item& item,
                                                 const Dim* outer, Place& place, uint32_t first,
                                                 bool of_tensor, bool of_channels) {

@@ -1,8 +1,6 @@
-// What the whole tiles of a thread add up to, in the block's scratch memory: local memory would be
+// What the tiles of a thread add up to, in the block's scratch memory: local memory would be
 // written through to the device's, as often as there are tiles.
 #pragma once
-
-#include <new>
 
 #include "cuda/source.cuh"
 #include "cuda/sums.cuh"
@@ -18,32 +16,36 @@ class WholeTotals {
   using Extremes = typename Source::template Extremes<kWords>;
   using Zeros = typename Source::template Zeros<kWords>;
   static constexpr int kSums = 3 * kOwned;  // of x - shift, of its square, of |x|
-  // Rows of words: zeros, least and greatest, and how many rows there are.
-  static constexpr int kLeast = kOwned, kGreatest = kLeast + kWords, kRows = kGreatest + kWords;
-
- public:
-  static constexpr int kBytes = kBlock * (kSums * 8 + (kRows + 1) * 4);
+  // Rows of words: zeros, how many are finite, least and greatest.
+  static constexpr int kFinite = kOwned, kLeast = kFinite + kOwned, kGreatest = kLeast + kWords;
+  static constexpr int kRows = kGreatest + kWords;
+  static constexpr int kBytes = kBlock * (kSums * 8 + kRows * 4);
   static_assert(kBytes <= kTotalsBytes);
 
+ public:
   HOOKSTATS_DEVICE explicit WholeTotals(void* scratch)
       : sums_(static_cast<double*>(scratch) + thread_index()),
         words_(reinterpret_cast<uint32_t*>(static_cast<double*>(scratch) + kSums * kBlock) +
                thread_index()) {}
 
+  // All threads of the block call it, and meet before they add anything.
   HOOKSTATS_DEVICE void begin() {
     const Extremes none;
     HOOKSTATS_UNROLL
     for (int i = 0; i < kSums; ++i) sums_[i * kBlock] = 0;
     HOOKSTATS_UNROLL
-    for (int w = 0; w <= kRows; ++w) words_[w * kBlock] = 0;
+    for (int w = 0; w < kLeast; ++w) words_[w * kBlock] = 0;
     HOOKSTATS_UNROLL
     for (int w = 0; w < kWords; ++w) {
       words_[(kLeast + w) * kBlock] = none.least[w];
       words_[(kGreatest + w) * kBlock] = none.greatest[w];
     }
+    for (int i = thread_index(); i < kMostTallied; i += block_threads()) {
+      infinities(i)[0] = infinities(i)[1] = 0;
+    }
   }
 
-  // Adds `rows` rows, about the same shift.
+  // Adds `rows` rows, about the same shift; see `leave_out`.
   HOOKSTATS_DEVICE void add(const TileSums (&tiles)[kOwned], const Zeros& zeros,
                             const Extremes& extremes, uint32_t rows) {
     HOOKSTATS_UNROLL
@@ -52,6 +54,7 @@ class WholeTotals {
       sums_[(3 * c + 1) * kBlock] += static_cast<double>(tiles[c].s2);
       sums_[(3 * c + 2) * kBlock] += static_cast<double>(tiles[c].l1);
       words_[c * kBlock] += zeros.of(c);
+      words_[(kFinite + c) * kBlock] += rows;
     }
     HOOKSTATS_UNROLL
     for (int w = 0; w < kWords; ++w) {
@@ -60,7 +63,19 @@ class WholeTotals {
       least = least_word<Element>(least, extremes.least[w]);
       greatest = greatest_word<Element>(greatest, extremes.greatest[w]);
     }
-    words_[kRows * kBlock] += rows;
+  }
+
+  // Of the rows of channel `c`, so many are not finite.
+  HOOKSTATS_DEVICE void leave_out(int c, uint32_t rows) { words_[(kFinite + c) * kBlock] -= rows; }
+
+  // Infinities, in the block's `place`: all threads with elements of one channel have the same.
+  HOOKSTATS_DEVICE void add_infinities(int place, uint32_t positive, uint32_t negative) const {
+    add_shared(infinities(place), positive);
+    add_shared(infinities(place) + 1, negative);
+  }
+  HOOKSTATS_DEVICE void put_infinities(int place, Channel& seen) const {
+    seen.posinf = infinities(place)[0];
+    seen.neginf = infinities(place)[1];
   }
 
   // Adds up what `down` threads have of each column, `across` places from one to the next, and
@@ -73,11 +88,11 @@ class WholeTotals {
       for (int r = 0; r < down; ++r) all += sums[i * kBlock + r * across];
       sums[i * kBlock] = all;
     }
-    for (int w = row; w <= kRows; w += down) {
+    for (int w = row; w < kRows; w += down) {
       uint32_t all = words[w * kBlock];
       for (int r = 1; r < down; ++r) {
         const uint32_t each = words[w * kBlock + r * across];
-        if (w < kLeast || w == kRows) {
+        if (w < kLeast) {
           all += each;
         } else {
           all = w < kGreatest ? least_word<Element>(all, each) : greatest_word<Element>(all, each);
@@ -102,7 +117,7 @@ class WholeTotals {
     totals.wide_s2 = sums[(3 * c + 1) * kBlock];
     totals.wide_l1 = sums[(3 * c + 2) * kBlock];
     totals.wide_zero = words[c * kBlock];
-    totals.wide_finite = words[kRows * kBlock];
+    totals.wide_finite = words[(kFinite + c) * kBlock];
     HOOKSTATS_UNROLL
     for (int i = 0; i < kOwned; ++i) {
       if (i == c) all.put(scale, i, totals.least, totals.greatest);
@@ -111,42 +126,13 @@ class WholeTotals {
   }
 
  private:
+  HOOKSTATS_DEVICE uint32_t* infinities(int place) const {
+    char* const scratch = reinterpret_cast<char*>(sums_ - thread_index());
+    return reinterpret_cast<uint32_t*>(scratch + kTotalsBytes) + 2 * place;
+  }
+
   double* sums_;
   uint32_t* words_;
-};
-
-// What a thread has of tiles that are not summed as whole ones, made where the first one is met:
-// most threads meet none, and would only write zeros to memory.
-class OtherTotals {
- public:
-  HOOKSTATS_DEVICE OtherTotals() { keep_in_memory(bytes_); }
-
-  HOOKSTATS_DEVICE void add(const Sums<float> (&tiles)[kOwned]) {
-    if (!made_) new (bytes_) All;
-    made_ = true;
-    HOOKSTATS_UNROLL
-    for (int c = 0; c < kOwned; ++c) {
-      all().sums[c].add_sums(tiles[c]);
-      all().sums[c].add_others(tiles[c]);
-    }
-  }
-
-  HOOKSTATS_DEVICE bool any() const { return made_; }
-
-  HOOKSTATS_DEVICE void add_to(Totals<float> (&totals)[kOwned]) {
-    if (!made_) return;
-    HOOKSTATS_UNROLL
-    for (int c = 0; c < kOwned; ++c) totals[c].add(all().sums[c]);
-  }
-
- private:
-  struct All {
-    Totals<float> sums[kOwned];
-  };
-  HOOKSTATS_DEVICE All& all() { return *reinterpret_cast<All*>(bytes_); }
-
-  alignas(All) char bytes_[sizeof(All)];
-  bool made_ = false;
 };
 
 }  // namespace hookstats::cuda

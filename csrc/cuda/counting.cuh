@@ -145,23 +145,27 @@ HOOKSTATS_DEVICE int64_t slot_of_any(const Bins& b, bool in_memory, Real x) {
   return in_memory ? slot_in_memory(b, x) : block_slot(b, x);
 }
 
+struct Once {
+  HOOKSTATS_DEVICE uint32_t operator()(int) const { return 1; }
+};
+
 // Counts the finite ones of N values, if not all are known to be `kFinite`, in a way that is not
 // kAny. Value i goes to counter `offsets[i % M]` of its slot; patterns are the tensor's alone.
 // Non-finite values are counted too, by patterns that `add_patterns` passes over, or in a counter
-// that nobody reads: a select costs less than a branch.
-template <bool kFinite, bool kTensor, int N, int M>
+// that nobody reads: a select costs less than a branch. Value i counts n(i) times.
+template <bool kFinite, bool kTensor, int N, int M, class Times = Once>
 HOOKSTATS_DEVICE void count_quickly(const Histogram& h, const float (&x)[N],
-                                    const int32_t (&offsets)[M]) {
+                                    const int32_t (&offsets)[M], Times&& n = {}) {
   const uint32_t table = shared_place(h.table), row = static_cast<uint32_t>(h.pitch) * 4;
   if (kTensor && h.patterns()) {
     HOOKSTATS_UNROLL
     for (int i = 0; i < N; ++i) {  // zeros have the pattern of +0
-      add_at(table + (bits_from_float(x[i] + 0.0f) >> h.bins.shift) * 4, 1);
+      add_at(table + (bits_from_float(x[i] + 0.0f) >> h.bins.shift) * 4, n(i));
     }
     return;
   }
   const auto add = [&](int i, uint32_t at) {
-    add_at(kFinite || is_finite(x[i]) ? at : shared_place(h.unread), 1);
+    add_at(kFinite || is_finite(x[i]) ? at : shared_place(h.unread), n(i));
   };
   // The places of slot 0 of a log histogram are those of zero; else those of the slot whose bits
   // are 0, which are kMagicBits off.

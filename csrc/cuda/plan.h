@@ -32,9 +32,10 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr size_t kEntryBytes = sizeof(Entry<Channel>);
 
 // Entries of scratch memory that a block of columns needs: those of merges, or before these the
-// totals of whole tiles.
+// totals of tiles and what is counted of infinities.
 inline int64_t columns_entries(bool vectors) {
-  const int64_t of_totals = ceil_div(kTotalsBytes, static_cast<int64_t>(kEntryBytes));
+  constexpr int64_t kBytes = kTotalsBytes + 2 * kMostTallied * int64_t{sizeof(uint32_t)};
+  const int64_t of_totals = ceil_div(kBytes, static_cast<int64_t>(kEntryBytes));
   return vectors ? std::max<int64_t>(kBlock, of_totals) : kBlock;
 }
 

@@ -21,7 +21,7 @@ HOOKSTATS_HOST_DEVICE uint32_t extreme_word(uint32_t a, uint32_t b, bool greater
     for (int half = 0; half < 32; half += 16) {
       const T x{static_cast<uint16_t>(a >> half)}, y{static_cast<uint16_t>(b >> half)};
       const float wide_x = widen(x), wide_y = widen(y);
-      const bool is_y = greater ? !(wide_x >= wide_y) : !(wide_x <= wide_y);
+      const bool is_y = wide_y == wide_y && (greater ? !(wide_x >= wide_y) : !(wide_x <= wide_y));
       word |= static_cast<uint32_t>((is_y ? y : x).bits) << half;
     }
     return word;
@@ -37,6 +37,8 @@ HOOKSTATS_HOST_DEVICE uint32_t extreme_word(uint32_t a, uint32_t b, bool greater
 #include "simt.h"
 
 #define HOOKSTATS_OUT_OF_LINE inline
+// Selects and predicates, of which g++ may make branches: none that warps pay for.
+#define HOOKSTATS_PREDICATED [[gnu::noinline, gnu::no_sanitize_coverage]] inline
 #define HOOKSTATS_GRID_CONSTANT
 #define HOOKSTATS_BOUNDS(threads, blocks)
 #define HOOKSTATS_UNROLL
@@ -66,13 +68,15 @@ inline uint32_t lowest_one(uint32_t x) { return static_cast<uint32_t>(__builtin_
 inline uint32_t highest_one(uint32_t x) { return 31 - static_cast<uint32_t>(__builtin_clz(x)); }
 inline void hide(uint32_t&) {}
 template <class T>
-void keep_in_memory(T&) {}
-inline void add_if_reached(float x, float edge, uint32_t step, uint32_t& sum) {
+void keep_in_memory(T& value) {
+  simt::keep_local(&value, sizeof value);
+}
+HOOKSTATS_PREDICATED void add_if_reached(float x, float edge, uint32_t step, uint32_t& sum) {
   if (x >= edge) sum += step;
 }
 inline float saturate(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }
-inline void add_if_finite(float x, float factor, float offset, float& s1, float& s2, float& l1,
-                          float& least, float& greatest, float& finite) {
+HOOKSTATS_PREDICATED void add_if_finite(float x, float factor, float offset, float& s1, float& s2,
+                                        float& l1, float& least, float& greatest, float& finite) {
   if (!(std::fabs(x) < std::numeric_limits<float>::infinity())) return;
   const float d = std::fma(x, factor, offset);
   s1 += d;
@@ -112,6 +116,7 @@ auto zeros_of(uint32_t word) {
 #define HOOKSTATS_KERNEL __global__
 #define HOOKSTATS_DEVICE __device__ __forceinline__
 #define HOOKSTATS_OUT_OF_LINE inline __device__ __noinline__
+#define HOOKSTATS_PREDICATED HOOKSTATS_DEVICE
 #define HOOKSTATS_GRID_CONSTANT __grid_constant__
 #define HOOKSTATS_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #define HOOKSTATS_UNROLL _Pragma("unroll")

@@ -138,6 +138,14 @@ struct Vectors {
     return values;
   }
 
+  // Makes a NaN of element `i` unless it is finite: neither zero nor the least or greatest of any.
+  template <int N>
+  HOOKSTATS_PREDICATED static void make_nan_unless(bool finite, int i, Values<N>& values) {
+    uint32_t& word = values.words[sizeof(T) == 4 ? i : i / 2];
+    const uint32_t nan = sizeof(T) == 4 ? kNaNs : i % 2 == 0 ? 0x7fffu : 0x7fff0000u;
+    word |= finite ? 0 : nan;
+  }
+
   // The bits of the elements that `exist`, one bit each.
   template <int N>
   static HOOKSTATS_DEVICE void keep_elements(uint32_t exist, Values<N>& keeps) {

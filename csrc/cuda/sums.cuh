@@ -71,6 +71,17 @@ HOOKSTATS_DEVICE uint32_t magnitude_of(float x) {
   return bits < 0x7f800000u ? bits : 0;
 }
 
+// Has `instead` take the place of a value that is not finite, and counts it in `lost`; the
+// magnitude of a finite one goes into the sum `l1`. Returns whether it is finite.
+HOOKSTATS_PREDICATED bool replace_nonfinite(float& x, float instead, float& l1, uint32_t& lost) {
+  const float magnitude = std::fabs(x);
+  const bool finite = magnitude < kInfinity<float>;
+  l1 += finite ? magnitude : 0.0f;
+  lost += finite ? 0 : 1;
+  x = finite ? x : instead;
+  return finite;
+}
+
 // Sums of a few values, all of which are finite if the sum of squares is: half the instructions of
 // sums that leave out what is not. The least and greatest values, and zeros, are found in memory's
 // own words. Deviations are multiplied by a power of two.
@@ -79,10 +90,14 @@ struct TileSums {
 
   // `offset` is the shift times -factor.
   HOOKSTATS_DEVICE void add(float x, float factor, float offset) {
+    add_deviation(x, factor, offset);
+    l1 += std::fabs(x);
+  }
+  // The same without |x|.
+  HOOKSTATS_DEVICE void add_deviation(float x, float factor, float offset) {
     const float d = std::fma(x, factor, offset);
     s1 += d;
     s2 = std::fma(d, d, s2);
-    l1 += std::fabs(x);
   }
   HOOKSTATS_DEVICE bool finite() const { return s2 < kInfinity<float>; }
 };

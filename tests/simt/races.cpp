@@ -108,6 +108,7 @@ void see(uintptr_t granule, const Seen& now, bool shared) {
 }
 
 void observe(const void* address, size_t bytes, Access access, const void* at) {
+  if (cost != nullptr && is_local(address)) account(address, bytes, Unit::kLocal);
   if (observer == nullptr || running.progress == nullptr || is_private(address)) return;
   Races& r = races;
   if (r.launch != running.launch) {  // launches of a stream are in order
@@ -155,7 +156,9 @@ void __tsan_write_range(void* address, size_t bytes) {
   hookstats::simt::observe(address, bytes, Access::kWrite, __builtin_return_address(0));
 }
 void __tsan_init() { hookstats::simt::observer = hookstats::simt::observe; }
-void __sanitizer_cov_trace_pc() { ++hookstats::simt::basic_blocks; }
+void __sanitizer_cov_trace_pc() {
+  hookstats::simt::stop_at_block(__builtin_return_address(0), __builtin_frame_address(0));
+}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}

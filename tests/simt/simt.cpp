@@ -7,6 +7,7 @@
 #include <deque>
 #include <exception>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "context.h"
@@ -27,6 +28,7 @@ void fiber_main();
 // Sanitized frames are several times larger; pages that are never touched cost nothing.
 constexpr size_t kStackBytes = 128 * 1024;
 constexpr size_t kPage = 4096;
+constexpr uintptr_t kSector = 32;  // bytes that memory reads at least
 
 char* map_pages(size_t bytes) {
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -43,6 +45,12 @@ struct Fiber {
   int index = -1;
   const Site* waits_at = nullptr;
   Progress progress;
+  // The basic block that waits for its turn, and the frame it is in, from the stack's lowest
+  // address on; how many accesses the lane made in the block before.
+  const void* block = nullptr;
+  ptrdiff_t frame = 0;
+  uint32_t accesses = 0;
+  std::vector<std::pair<const char*, size_t>> local;  // memory, and how many bytes
 };
 
 // What waits in a kernel that failed is unwound by this.
@@ -82,6 +90,14 @@ struct Random {
   uint64_t below(uint64_t n) { return (*this)() % n; }
 };
 
+// The `turn`-th access of each lane at a basic block is by one instruction.
+struct Accessed {
+  Unit unit;
+  uint32_t turn;
+  uintptr_t address;
+  auto operator<=>(const Accessed&) const = default;
+};
+
 struct Emulator {
   Random random;
   Fiber host;
@@ -96,6 +112,8 @@ struct Emulator {
   Meeting block;
   std::vector<Meeting> warps;
   SharedMemory shared;
+  std::vector<Fiber*> stopped;     // at basic blocks
+  std::vector<Accessed> accesses;  // of the lanes at one basic block
 };
 Emulator emulator;
 
@@ -177,9 +195,48 @@ void cancel(std::exception_ptr fault) {
   cancel(std::make_exception_ptr(Fault(text)));
 }
 
+// Adds up what the instructions of one basic block accessed.
+void pay() {
+  std::vector<Accessed>& all = emulator.accesses;
+  std::sort(all.begin(), all.end());
+  uint64_t alike = 0, most = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const bool again = i > 0 && all[i] == all[i - 1];
+    if (all[i].unit != Unit::kCounter) {
+      cost->sectors += again ? 0 : 1;
+      continue;
+    }
+    alike = again ? alike + 1 : 1;
+    most = std::max(most, alike);
+    if (i + 1 == all.size() || all[i + 1].turn != all[i].turn) {
+      cost->counts += most;
+      most = 0;
+    }
+  }
+  all.clear();
+}
+
+// Has lanes of a warp go on that are at the same basic block: those of the innermost call, there
+// those of the first block in memory. Lanes that ran ahead of others are thus met by them.
+void go_on_in_step() {
+  Emulator& e = emulator;
+  if (cost != nullptr) pay();
+  const auto key = [](const Fiber* f) {
+    return std::tuple(f->index / kLanes, f->frame, reinterpret_cast<uintptr_t>(f->block));
+  };
+  const auto first = key(*std::min_element(e.stopped.begin(), e.stopped.end(),
+                                           [&](auto* a, auto* b) { return key(a) < key(b); }));
+  const auto others = std::partition(e.stopped.begin(), e.stopped.end(),
+                                     [&](const Fiber* f) { return key(f) != first; });
+  e.ready.insert(e.ready.end(), others, e.stopped.end());
+  e.stopped.erase(others, e.stopped.end());
+  if (cost != nullptr) ++cost->blocks;
+}
+
 // Goes on with any thread that can; with the host once all have ended.
 void next() {
   Emulator& e = emulator;
+  if (e.ready.empty() && !e.stopped.empty()) go_on_in_step();
   if (e.ready.empty() && e.ended == running.threads) return switch_to(e.host);
   if (e.ready.empty()) cancel_stuck();
   const size_t pick = e.random.below(e.ready.size());
@@ -287,9 +344,11 @@ void run_block(int64_t block, size_t shared_bytes) {
   e.block = Meeting{};
   for (Meeting& warp : e.warps) warp = Meeting{};
   e.ready.clear();
+  e.stopped.clear();
   for (int i = 0; i < running.threads; ++i) {
     Fiber& fiber = e.fibers[static_cast<size_t>(i)];
     fiber.progress = Progress{};
+    fiber.local.clear();
     e.ready.push_back(&fiber);
   }
   next();
@@ -331,12 +390,14 @@ void add_shared(uint32_t* counter, uint32_t n, const Site& site) {
   }
   require_aligned(counter, sizeof *counter, site);
   observe(counter, sizeof *counter, Access::kAtomic);
+  account(counter, sizeof *counter, Unit::kCounter);
   *counter += n;
 }
 
 void add_global(int64_t* counter, int64_t n, const Site& site) {
   require_aligned(counter, sizeof *counter, site);
   observe(counter, sizeof *counter, Access::kAtomic);
+  account(counter, sizeof *counter, Unit::kSector);
   *counter += n;
 }
 
@@ -344,6 +405,48 @@ uint32_t count_block(uint32_t* counter, const Site& site) {
   require_aligned(counter, sizeof *counter, site);
   observe(counter, sizeof *counter, Access::kBlockCount);
   return (*counter)++;
+}
+
+void stop_at_block(const void* at, const void* frame) {
+  Emulator& e = emulator;
+  if (cost == nullptr || e.current == &e.host || e.cancelling) return;
+  Fiber& fiber = *e.current;
+  fiber.block = at;
+  fiber.frame = static_cast<const char*>(frame) - fiber.stack;
+  e.stopped.push_back(&fiber);
+  next();
+  fiber.accesses = 0;
+}
+
+void account(const void* address, size_t bytes, Unit unit) {
+  Emulator& e = emulator;
+  if (cost == nullptr || e.current == &e.host) return;
+  Fiber& fiber = *e.current;
+  const uint32_t turn = fiber.accesses++;
+  const auto lane = static_cast<uintptr_t>(fiber.index % kLanes);
+  const auto at = static_cast<const char*>(address);
+  if (unit == Unit::kCounter) bytes = 1;
+  for (size_t byte = 0; byte < bytes; byte += 4) {
+    uintptr_t place = reinterpret_cast<uintptr_t>(at + byte);
+    if (unit == Unit::kSector) place /= kSector;
+    // Words of local memory lie side by side for the lanes.
+    if (unit == Unit::kLocal) {
+      const auto word = static_cast<uintptr_t>(at + byte - fiber.stack) / 4;
+      place = (word * kLanes + lane) * 4 / kSector;
+    }
+    e.accesses.push_back({unit, turn, place});
+  }
+}
+
+void keep_local(const void* address, size_t bytes) {
+  emulator.current->local.emplace_back(static_cast<const char*>(address), bytes);
+}
+
+bool is_local(const void* address) {
+  for (const auto& [begin, bytes] : emulator.current->local) {
+    if (static_cast<size_t>(static_cast<const char*>(address) - begin) < bytes) return true;
+  }
+  return false;
 }
 
 void report(const std::string& problem) {

@@ -57,8 +57,26 @@ constexpr int kLanes = 32;
 enum class Access : uint8_t { kRead, kWrite, kAtomic, kBlockCount };
 inline void (*observer)(const void* address, size_t bytes, Access access, const void* at) = nullptr;
 
-// How many basic blocks kernels ran, where the compiler counts them: in those of races.cpp.
-inline uint64_t basic_blocks = 0;
+// What warps cost, in kernels whose compiler calls races.cpp at every basic block. Lanes then go on
+// in step, and a warp pays once for a block that several of its lanes come to together.
+struct Cost {
+  uint64_t blocks = 0;   // basic blocks
+  uint64_t sectors = 0;  // of 32 bytes, of global and local memory: of one load, each once
+  uint64_t counts = 0;   // additions to shared memory: of one, as many as are to one address
+
+  uint64_t work() const { return blocks + counts; }
+};
+// Counted into while it is set.
+inline Cost* cost = nullptr;
+
+// The lane has come to the basic block at `at`, in a frame at `frame`: it waits for its turn.
+void stop_at_block(const void* at, const void* frame);
+enum class Unit : uint8_t { kSector, kLocal, kCounter };
+// The lane accesses memory in its basic block.
+void account(const void* address, size_t bytes, Unit unit);
+// What kernels keep in a thread's local memory.
+void keep_local(const void* address, size_t bytes);
+bool is_local(const void* address);
 
 void meet_block(const Site& site);
 void meet_warp(const Site& site);
@@ -154,6 +172,7 @@ struct alignas(16) Bytes16 {
 [[gnu::no_sanitize_thread]] inline Bytes16 load16(const void* address,
                                                   const simt::Site& site = simt::Site::current()) {
   simt::require_aligned(address, sizeof(Bytes16), site);
+  simt::account(address, sizeof(Bytes16), simt::Unit::kSector);
   Bytes16 bytes;
   std::memcpy(&bytes, address, sizeof bytes);
   return bytes;
@@ -162,6 +181,7 @@ template <class T>
 [[gnu::no_sanitize_thread]] T load(const T* address,
                                    const simt::Site& site = simt::Site::current()) {
   simt::require_aligned(address, sizeof(T), site);
+  simt::account(address, sizeof(T), simt::Unit::kSector);
   return *address;
 }
 
