@@ -3,48 +3,37 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from operator import index
 from pathlib import Path
 
 
-def check_integer(name: str, value: object, least: int | None, most: int | None = None) -> int:
+def check_integer(
+    name: str, value: object, least: int | None, most: int | None = None, also: str = ""
+) -> int:
     """`value` as an int, if it is an integer in least..most; None leaves an end open.
 
     Anything that Python accepts as an index is an integer, such as NumPy's integers; a bool is not.
 
+    also: what else is expected, for the message.
+
     Raises:
         ValueError: `value` is no integer, or outside the range; the message begins with `name`.
     """
-    return _integer(name, value, least, most, "")
+    # NumPy 1 takes its bools for indices, with a warning.
+    if not (isinstance(value, bool) or getattr(value, "dtype", None) == "bool"):
+        with suppress(TypeError):
+            number = index(value)  # type: ignore[arg-type]
+            if (least is None or number >= least) and (most is None or number <= most):
+                return number
+    raise ValueError(f"{name} = {value!r}: expected an integer{_range(least, most)}{also}")
 
 
 def check_optional_integer(
     name: str, value: object, least: int | None, most: int | None = None
 ) -> int | None:
     """As `check_integer`, but None is returned as it is."""
-    return None if value is None else _integer(name, value, least, most, ", or None")
-
-
-def _index(value: object) -> int | None:
-    """`value` as an int; None if it is no integer."""
-    # NumPy 1 takes its bools for indices, with a warning.
-    if isinstance(value, bool) or getattr(value, "dtype", None) == "bool":
-        return None
-    try:
-        return index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
-def _integer(name: str, value: object, least: int | None, most: int | None, also: str) -> int:
-    number = _index(value)
-    if (
-        number is None
-        or (least is not None and number < least)
-        or (most is not None and number > most)
-    ):
-        raise ValueError(f"{name} = {value!r}: expected an integer{_range(least, most)}{also}")
-    return number
+    return None if value is None else check_integer(name, value, least, most, ", or None")
 
 
 def _range(least: int | None, most: int | None) -> str:

@@ -80,10 +80,7 @@ function paintRidges(chart) {
   });
   context.textAlign = "center";
   const axis = data.sites[s].axis;
-  const taken = [];
   for (const { value, position } of axisTicks(axis, plot.w, 56)) {
-    if (taken.some((other) => Math.abs(other - position) * plot.w < 44)) continue;
-    taken.push(position);
     context.fillStyle = css("--muted");
     context.fillRect(x + position * plot.w - 0.5, bottom - 10, 1, 4);
     context.fillText(number(value), x + position * plot.w, bottom + 4);

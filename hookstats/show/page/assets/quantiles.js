@@ -39,19 +39,9 @@ function paintQuantiles(chart) {
   const ends = [...BANDS.map((name, q) => [name, rows[q]]), ["min", extremes[0]], ["max", extremes[1]]]
     .map(([name, row]) => [name, row.findLast((p, k) => !Number.isNaN(p) && data.sampleAt[k] < range.to)])
     .filter(([, p]) => p !== undefined);
-  const order = ["median", "min", "max", "1 %", "99 %", "25 %", "75 %"];
-  const taken = [];
-  context.textAlign = "left";
-  for (const name of order) {
-    const end = ends.find(([other]) => other === name);
-    if (!end) continue;
-    const y = Math.min(Math.max(chart.up(end[1]), plot.y + 5), plot.y + plot.h - 5);
-    if (taken.some((other) => Math.abs(other - y) < 12)) continue;
-    taken.push(y);
-    context.font = `${name === "median" ? "600 " : ""}11px ${css("--sans")}`;
-    context.fillStyle = css(name === "median" ? "--accent" : "--muted");
-    context.fillText(name, plot.x + plot.w + 6, y);
-  }
+  const order = ["median", "min", "max", "1 %", "99 %", "25 %", "75 %"].map((name) => ends.find(([other]) => other === name));
+  const labels = order.filter(Boolean).map(([text, p]) => ({ text, y: chart.up(p), colour: css(text === "median" ? "--accent" : "--muted"), strong: text === "median" }));
+  endLabels(context, labels, plot.x + plot.w + 6, chart.right - 6, plot.y, plot.y + plot.h);
   return null;
 }
 
