@@ -19,11 +19,9 @@ DESCRIBED = ("site", "kind", "channel_dim", "channels", "shape", "dtype", *LAYOU
 """The columns of `TENSORS` that say what a site is."""
 
 
-def numbers(column: Any, *, nulls: bool = True) -> NDArray[Any]:
+def numbers(column: Any) -> NDArray[Any]:
     """The integers or floats of a pyarrow.Array or ChunkedArray; read-only, and a copy only where
-    there are nulls or several chunks. `to_numpy` would import pandas.
-
-    nulls: have NaN for them, rather than raise a pyarrow.ArrowInvalid, which is a ValueError.
+    there are nulls, which become NaN, or several chunks. `to_numpy` would import pandas.
     """
     if hasattr(column, "chunks"):
         if not column.num_chunks:  # combined, these import pandas
@@ -31,14 +29,14 @@ def numbers(column: Any, *, nulls: bool = True) -> NDArray[Any]:
         else:
             column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if column.null_count:
-        array: NDArray[Any] = column.to_numpy(zero_copy_only=not nulls)
+        array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
         return array
     return np.from_dlpack(column)
 
 
 def decode(table: Any) -> Table:
     """The statistics in rows of either table, which have `STATISTICS` and `HISTOGRAM`."""
-    columns = {name: numbers(table.column(name), nulls=False) for name in STATISTICS}
+    columns = {name: numbers(table.column(name)) for name in STATISTICS}
     slots, counts = (one_chunk(table.column(name)) for name in HISTOGRAM)
     return Table(
         np.stack([columns[name] for name in MOMENTS]),

@@ -82,8 +82,6 @@ def read_run_json(run: Path) -> dict[str, Any]:
     with naming(path):
         content: dict[str, Any] = read_json(path)
         check_format(path, content)
-        if not isinstance(content["sessions"], list) or not content["sessions"]:
-            raise ValueError(f"sessions = {content['sessions']!r}: expected a list")
         return content
 
 

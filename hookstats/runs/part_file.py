@@ -23,7 +23,6 @@ from hookstats.runs.format import (
     PartName,
     check_format,
     require_pyarrow,
-    schema_of,
 )
 
 PLACEHOLDER = b"01234567"
@@ -109,7 +108,7 @@ def open_part(run: Path, part: PartName, folder: str) -> Iterator[PartFile]:
         pa = require_pyarrow()
         source = pa.OSFile(str(path))
         with source, pa.parquet.ParquetFile(source, page_checksum_verification=True) as file:
-            yield PartFile(path, folder, source, file)
+            yield PartFile(path, source, file)
 
 
 def read_footer(run: Path, part: PartName, folder: str) -> Footer:
@@ -126,13 +125,10 @@ def read_footer(run: Path, part: PartName, folder: str) -> Footer:
 class PartFile:
     """An open part."""
 
-    def __init__(self, path: Path, folder: str, source: Any, file: Any) -> None:
+    def __init__(self, path: Path, source: Any, file: Any) -> None:
         self._path = path
-        self._folder = folder
         self._source = source
         self._file = file
-        self.names: list[str] = file.schema_arrow.names
-        """The columns of the part, including those that are unknown here."""
 
     def footer(self, part: PartName) -> Footer:
         """The footer of the part, which has this name."""
@@ -162,18 +158,11 @@ class PartFile:
             raise ValueError("its footer has a different checksum than when it was written")
 
     def read(self, columns: Sequence[str], groups: Sequence[int] | None = None) -> Any:
-        """Some columns, of some row groups or of all, as a pyarrow.Table with one chunk a column;
-        columns that the part lacks are null."""
-        pa = require_pyarrow()
-        there = [name for name in columns if name in self.names]
+        """Some columns, of some row groups or all, as a pyarrow.Table with one chunk a column."""
         metadata = self._file.metadata
         groups = range(metadata.num_row_groups) if groups is None else groups
         rows = sum([metadata.row_group(i).num_rows for i in groups])
         # Waking other threads for little costs more than they save.
-        threads = rows * len(there) > _LARGE
-        table = self._file.read_row_groups(list(groups), columns=there, use_threads=threads)
-        for name in columns:
-            if name not in self.names:
-                field = schema_of(self._folder).field(name)
-                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        threads = rows * len(columns) > _LARGE
+        table = self._file.read_row_groups(list(groups), columns=list(columns), use_threads=threads)
         return table.select(list(columns)).unify_dictionaries().combine_chunks()

@@ -18,7 +18,7 @@ from hookstats.runs.encode import PartBuilder, Rows, encode_part
 from hookstats.runs.files import RunDirectory, remove_temporaries
 from hookstats.runs.format import PartName, list_parts, schema_of
 from hookstats.runs.part_file import Footer, open_part, part_about
-from hookstats.runs.thinning import MOST_LEVEL, Reduction, Written, reductions
+from hookstats.runs.thinning import MOST_LEVEL, Written, reductions
 
 _PARTS_WAITING = 2
 """The number of parts whose bytes may wait in memory while the disk takes none."""
@@ -280,19 +280,19 @@ class PartWriter:
         excess = self._left + sum(sizes) - max_bytes
         if excess <= 0 or len(sizes) < 2:
             return
-        for reduction in reductions(list(self._parts.values()), self.incidents(), max_bytes):
-            before = self._parts.get(reduction.part.name.number)
+        parts = list(self._parts.values())
+        for part, level, steps in reductions(parts, self.incidents(), max_bytes):
+            before = self._parts.get(part.name.number)
             if before is None:
                 continue
-            self._reduce(reduction._replace(part=before))
+            self._reduce(before, level, steps)
             after = self._parts.get(before.name.number)
             excess -= before.size - (0 if after is None else after.size)
             if excess <= 0:
                 break
 
-    def _reduce(self, reduction: Reduction) -> None:
+    def _reduce(self, part: Written, level: int, steps: tuple[int, ...]) -> None:
         """Write a part anew, with the steps that stay, or delete it if there are none."""
-        part, level, steps = reduction
         if len(steps) == len(part.steps) and steps:
             return
         name, size = part.name._replace(thinned=max(level, part.name.thinned + 1)), 0

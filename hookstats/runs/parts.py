@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from hookstats.runs.decode import (
     numbers,
     sites_of,
 )
-from hookstats.runs.files import naming
 from hookstats.runs.format import (
     CHANNELS,
     HISTOGRAM,
@@ -199,19 +197,17 @@ class Parts:
         """
         rank, step = where.part.rank, where.step
         rows = self._rows(TENSORS, where)
-        with self._naming(TENSORS, where.part):
-            sites = self._sites_of(rank, rows)
-            record = StepRecord(
-                step=step,
-                rank=rank,
-                sites=sites,
-                observed=numbers(rows.column("observed"), nulls=False),
-                tensors=decode(rows),
-                channels=None,
-                bins=self.bins,
-                channel_bins=self.channel_bins,
-                known_dead=numbers(rows.column("dead"), nulls=False).astype(np.int64),
-            )
+        record = StepRecord(
+            step=step,
+            rank=rank,
+            sites=self._sites_of(rank, rows),
+            observed=numbers(rows.column("observed")),
+            tensors=decode(rows),
+            channels=None,
+            bins=self.bins,
+            channel_bins=self.channel_bins,
+            known_dead=numbers(rows.column("dead")).astype(np.int64),
+        )
         there = self.channels.get(rank, {}).get(step) if channels else None
         if there is not None:
             record = self._with_channels(record, there)
@@ -222,14 +218,7 @@ class Parts:
     def _with_channels(self, record: StepRecord, where: Where) -> StepRecord:
         """The record with its channels; as it is if these are deleted or left out since."""
         try:
-            rows = self._rows(CHANNELS, where)
-            with self._naming(CHANNELS, where.part):
-                expected = sum([site.channels for site in record.sites])
-                if rows.num_rows != expected:
-                    raise ValueError(
-                        f"step {record.step} has {rows.num_rows} channels, expected {expected}"
-                    )
-                table = decode(rows)
+            table = decode(self._rows(CHANNELS, where))
         except FileNotFoundError:
             return record
         except (OSError, ValueError) as error:
@@ -237,10 +226,6 @@ class Parts:
                 raise
             return record
         return replace(record, channels=table, known_dead=None)
-
-    def _naming(self, folder: str, name: PartName) -> AbstractContextManager[None]:
-        """In this context, a fault in the content of a part is a ValueError that names the part."""
-        return naming(self.run / folder / str(name))
 
     def _rows(self, folder: str, where: Where) -> Any:
         """The rows of a record."""

@@ -191,7 +191,7 @@ class Run:
     def __repr__(self) -> str:
         try:
             return f"Run({str(self.path)!r}, {self._holds()})"
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError) as error:
             return f"Run({str(self.path)!r}, unreadable: {error})"
 
     def _holds(self) -> str:
@@ -200,8 +200,7 @@ class Run:
         if not self._parts.index:
             return "no steps yet"
         steps, ranks = self.steps, list(self._parts.index)
-        last = self._find(steps[-1])
-        sites = last.rows if last and self._parts.is_of_one_rank() else len(self[steps[-1]])
+        sites = len(self.tensors(steps[-1]))
         of = "" if ranks == [0] else f", ranks {', '.join(map(str, ranks))}"
         return f"{span(steps)}, {sites} site{'s' * (sites != 1)}{of}"
 
@@ -470,11 +469,6 @@ class Run:
         if "shape" in frame:
             frame["shape"] = ["x".join(map(str, shape)) for shape in frame["shape"]]
         return frame
-
-    def _find(self, step: int) -> Where | None:
-        """A place of a step in the parts that are known."""
-        found = (records.get(step) for records in self._parts.index.values())
-        return next((where for where in found if where is not None), None)
 
     def _where(self, step: int, rank: int) -> Where:
         """Where a record is: in the known parts, or else in the parts that exist now."""

@@ -26,20 +26,12 @@ class Written(NamedTuple):
     """Its bytes in all directories."""
 
 
-class Reduction(NamedTuple):
-    """A part that is to have fewer steps."""
-
-    part: Written
-    level: int
-    """The new `PartName.thinned`."""
-    steps: tuple[int, ...]
-    """The steps that stay."""
-
-
 def reductions(
     parts: Sequence[Written], incidents: Sequence[tuple[int, int]], max_bytes: int
-) -> Iterator[Reduction]:
+) -> Iterator[tuple[Written, int, tuple[int, ...]]]:
     """What is to go, in this order, until the parts are small enough; the newest part stays.
+
+    Each is a part, its new `PartName.thinned`, and the steps that stay.
 
     Args:
         parts: in order of writing; they follow what was done about the reductions before.
@@ -58,12 +50,12 @@ def reductions(
         for i, part in enumerate(left[:older]):
             steps = tuple([s for s in part.steps if s % divisor == 0 or s in kept])
             if len(steps) < len(part.steps):
-                yield Reduction(part, max(level, part.name.thinned + 1), steps)
+                yield part, max(level, part.name.thinned + 1), steps
                 left[i] = part._replace(steps=steps)
         if all(step == 0 or step in kept for part in left[:older] for step in part.steps):
             break
     for part in left[:-1]:
-        yield Reduction(part, MOST_LEVEL, ())
+        yield part, MOST_LEVEL, ()
 
 
 def _around(

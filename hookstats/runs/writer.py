@@ -55,7 +55,6 @@ from hookstats.runs.scalars import encode_scalars, scalar_rows
 from hookstats.stats.arguments import check_path
 from hookstats.stats.messages import say
 from hookstats.stats.messages import size as size_text
-from hookstats.stats.printable import printable
 
 AROUND = 10
 """How many recorded steps before and after the cause of an incident thinning keeps."""
@@ -134,14 +133,10 @@ class RunWriter:
         self.rank = rank
         self.last_step: int | None = None
         """The last step of the continued run, of any rank; None for a new run."""
-        self._bins = bins_of(header, "bins")
-        self._channel_bins = bins_of(header, "channel_bins")
         self._every = int(header.get("every") or 1)
         self._keeper = ChannelKeeper(header.get("channels") or "always")
-        self._described = {
-            "bins": self._bins and self._bins.to_dict(),
-            "channel_bins": self._channel_bins and self._channel_bins.to_dict(),
-        }
+        bins = {name: bins_of(header, name) for name in ("bins", "channel_bins")}
+        self._described = {name: one and one.to_dict() for name, one in bins.items()}
         self._started: str | None = (world or {}).get("started")
         self._run = {
             **new_rank_json(rank, {**header, **self._described}, max_bytes, world),
@@ -330,10 +325,6 @@ class RunWriter:
         ]
         return [(step - width, step + width) for step in sorted(set(causes))]
 
-    def _check_open(self) -> None:
-        if not self._open:
-            raise ValueError(f"{printable(str(self._out))}: the writer is closed")
-
     def _exists(self, what: str, hint: str = "") -> FileExistsError:
         return FileExistsError(
             errno.EEXIST,
@@ -344,21 +335,10 @@ class RunWriter:
         """Take a record, and write a part if one is due.
 
         Raises:
-            ValueError: the writer is closed, or the record is of another rank or other bins.
             OSError: a part cannot be written; its records are kept for the next attempt.
             MemoryError: there is no memory to encode them; they are kept, too.
             FileExistsError: another process writes this run, too.
         """
-        self._check_open()
-        for name, value, expected in (
-            ("rank", record.rank, self.rank),
-            ("bins", record.bins, self._bins),
-            ("channel_bins", record.channel_bins, self._channel_bins),
-        ):
-            if value != expected:
-                raise ValueError(f"record.{name} = {value}: expected {expected}, as in the header")
-        if record.step < 0:
-            raise ValueError(f"record.step = {record.step}: expected 0 or more")
         if self._records.takes(record.step):
             channels = channel_rows(record)
             self._records.add(tensor_rows(record))
@@ -383,10 +363,8 @@ class RunWriter:
         time: in seconds since 1970, UTC. samples: the ids of the step's samples.
 
         Raises:
-            ValueError: the writer is closed.
             OSError, FileExistsError: as of `write`.
         """
-        self._check_open()
         if self._scalars.takes(step):
             self._scalars.add(scalar_rows(step, self.rank, time, values, samples))
         self.flush_if_due()
@@ -395,10 +373,8 @@ class RunWriter:
         """Append alerts; they are on the disk when this returns.
 
         Raises:
-            ValueError: the writer is closed.
             OSError: they cannot be written; they are kept for the next attempt.
         """
-        self._check_open()
         for alert in (one.alert for one in entries if one.cause):
             if alert.level:
                 self._records.add_beside(CHANNELS, self._keeper.incident(alert.step))
@@ -408,10 +384,8 @@ class RunWriter:
         """Put the file of a step's batch on the disk, see `runs.batches`.
 
         Raises:
-            ValueError: the writer is closed.
             OSError: it cannot be written.
         """
-        self._check_open()
         self._directory.write(batch_pt(self.rank, step), content, self.rank)
 
     @property

@@ -52,8 +52,6 @@ ABOUT = [
     ({"records": "absent"}, "records"),
     ({"rank": 1}, "to rank 1"),
     ({"grad_scale": -1}, "grad_scale = -1: expected a number"),
-    ({"format": True}, "format = True: expected an integer"),
-    ({"format": 0}, "format = 0: expected an integer"),
 ]
 
 
@@ -62,14 +60,6 @@ def test_a_footer_that_contradicts_is_named(tmp_path: Path, about: Any, why: str
     part = written(tmp_path, 0, 1)
     rewrite(part, pq.read_table(part), **about)
     refused(part, why)
-
-
-def test_channels_that_are_not_as_many_as_the_tensors_say_are_named(tmp_path: Path) -> None:
-    part = written(tmp_path, 0, folder="channels")
-    table = pq.read_table(part)
-    rewrite(part, table.slice(1), records=[[0, table.num_rows - 1]])
-    with pytest.raises(ValueError, match=rf"{part.name}: damaged, .*step 0 has 17 channels"):
-        open_run(tmp_path)[0]
 
 
 @pytest.mark.parametrize("folder", ["tensors", "channels"])

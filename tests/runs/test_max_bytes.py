@@ -180,10 +180,3 @@ def test_a_reader_beside_sees_steps_go(tmp_path: Path, part_bytes: int) -> None:
         run[1]
     assert [batch["step"][0].as_py() for batch in batches] == [4]  # of those it knew, what is left
     assert run[19].step == 19
-
-
-@pytest.mark.parametrize("max_bytes", [0, -1, float("nan")])
-def test_a_bad_limit_is_refused(tmp_path: Path, max_bytes: Any) -> None:
-    with pytest.raises(ValueError, match=r"max_bytes = .*: expected 1 or more, or None"):
-        RunWriter(tmp_path / "run", HEADER, max_bytes=max_bytes)
-    assert not (tmp_path / "run").exists()

@@ -27,7 +27,6 @@ from support.samples import BINS, CHANNEL_BINS, assert_same, sample, tensors
 from hookstats.runs.format import FORMAT
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
-from hookstats.stats.bins import LinearBins
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS, "model": "Réseau"}
 
@@ -208,22 +207,6 @@ def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, kwargs, mes
     with pytest.raises(ValueError, match=message):
         RunWriter(tmp_path / "out", **{"header": HEADER, **kwargs})
     assert not (tmp_path / "out").exists()
-
-
-def test_records_that_do_not_belong_are_refused(tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path, HEADER)
-    with pytest.raises(ValueError, match=r"record\.rank = 1: expected 0"):
-        writer.write(sample(rank=1))
-    with pytest.raises(ValueError, match=r"record\.bins = None: expected LogBins"):
-        writer.write(sample(bins=None))
-    with pytest.raises(ValueError, match=r"record\.channel_bins = LinearBins\(bins=3.*expected Li"):
-        writer.write(sample(channel_bins=LinearBins(3, 0.0, 1.0)))
-    with pytest.raises(ValueError, match=r"record\.step = -1: expected 0 or more"):
-        writer.write(sample(step=-1))
-    writer.close()
-    assert parts(tmp_path) == []
-    with pytest.raises(ValueError, match="the writer is closed"):
-        writer.write(sample())
 
 
 def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
