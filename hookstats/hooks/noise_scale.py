@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from hookstats._torch import is_dtensor
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.readable import own_dispatch
@@ -74,7 +75,7 @@ class NoiseScale:
         many = max(1, ELEMENTS // max(1, len(places)))
         for g, p in places:
             parameter = groups[g][p]
-            if parameter.requires_grad and parameter.is_leaf:
+            if parameter.requires_grad and parameter.is_leaf and not is_dtensor(parameter):
                 add = partial(self._add, (g, p), many, parameter.shape)
                 handles.append(parameter.register_hook(add))
         return handles

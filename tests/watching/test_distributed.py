@@ -72,6 +72,30 @@ def test_a_step_that_ddp_did_not_reduce_has_the_local_gradients(ranks: Ranks) ->
     ranks(ddp_without_reduction)
 
 
+def accumulated(rank: int) -> None:
+    model = nn.parallel.DistributedDataParallel(regression())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with hs.watch(model, optimizer, kinds=("param_grad", "noise_scale"), every=1) as w:
+        for step in range(3):  # each of which DDP averages
+            model(batch(rank, step)).square().sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        found = w.latest.scalars["noise_scale/0"]
+    gradients = []
+    for step in range(3):
+        alone = regression()
+        alone(batch(rank, step)).square().sum().backward()
+        every = [p.grad for p in alone.parameters() if p.dim() > 1]
+        gradients.append(torch.cat([g.double().flatten() for g in every if g is not None]))
+    trace = torch.stack(gradients).var(0).sum()
+    norm = torch.stack(gradients).mean(0).square().sum() - trace / 3
+    assert found == pytest.approx((trace / norm).item(), rel=1e-5)
+
+
+def test_a_rank_of_ddp_has_the_noise_of_its_own_micro_batches(ranks: Ranks) -> None:
+    ranks(accumulated)
+
+
 def wrapped(how: str) -> nn.Module:
     model: Any = regression()
     if how == "ddp":
