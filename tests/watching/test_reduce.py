@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks import RANKS, Ranks
+from support.ranks import Ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -309,6 +309,6 @@ def go_back(rank: int) -> list[tuple[int, int]]:
 
 @pytest.mark.check
 def test_a_step_is_merged_with_those_of_its_own_time(ranks: Ranks) -> None:
-    before = [(step, BEFORE * RANKS) for step in range(4)]
-    after = [(step, AFTER * RANKS) for step in range(2, 8)]
-    assert ranks(go_back) == [before + after] * RANKS
+    before = [(step, BEFORE * SIZE) for step in range(4)]
+    after = [(step, AFTER * SIZE) for step in range(2, 8)]
+    assert ranks(go_back) == [before + after] * SIZE
