@@ -149,8 +149,9 @@ class WatchedParameter(NamedTuple):
         """Disable the sites of a parameter that its module has lost."""
         if self.owner() is not None and self.tensor() is None:
             why = "the parameter is gone: expected watch() to be called after sharding"
-            for widths in self.sites.values():
-                widths.first.disable(LookupError(why))
+            for kind, widths in self.sites.items():
+                if kind in ("param", "param_grad"):
+                    widths.first.disable(LookupError(why))
 
 
 def _collect(
@@ -264,15 +265,19 @@ class Batches(defaultdict[tuple[torch.device, int | None, bool], list[_Entry]]):
                 raise
             except Exception:
                 # A refused call changes no state. One by one, the tensors show which was refused.
-                for one in entries:
-                    _accumulate_alone(one, *about)
+                entries = [one for one in entries if _is_taken(one, *about)]
+            for one in entries:
+                one.accumulator.count()
+                one.site.counts.count(None)
 
 
-def _accumulate_alone(entry: _Entry, *about: Any) -> None:
+def _is_taken(entry: _Entry, *about: Any) -> bool:
     try:
         _accumulate([entry], *about)
     except Exception as error:
         entry.site.counts.count(entry.site.fail(entry.x, error))
+        return False
+    return True
 
 
 def _accumulate(
@@ -294,6 +299,3 @@ def _accumulate(
         scale,
         first.sampling,
     )
-    for one in entries:
-        one.accumulator.count()
-        one.site.counts.count(None)

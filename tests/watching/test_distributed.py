@@ -348,11 +348,11 @@ def changed_views(rank: int) -> None:
             z = y.mul_(3) if inplace else y * 3
             z.sum().redistribute(placements=[Replicate()]).backward()
             w.step()
-            assert_adds_up(w)
             row = w.coverage()["", "grad_output"]
             if inplace:  # the base's gradient has no memory to look at a view of
                 assert "distributed view changed in place" in str(row.error)
             else:
+                assert_adds_up(w)
                 # A rank has half of the columns, and of their gradient all: another width.
                 assert_stats(w.latest["[4ch]", "grad_output"], [gradients[0].to_local()], -1)
 
