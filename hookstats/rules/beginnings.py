@@ -291,8 +291,9 @@ class Untrained(Rule):
             and name not in history.unread
         ]
         if gone and any(kind == "param_grad" for _, kind in record):
-            says = f"no longer comes{_more(gone)}: it came in each step until {self.gone} steps ago"
-            yield self._about((gone[0], "param_grad"), record, says, gone)
+            says = f"is missing{_more(gone)}: it came in each step before"
+            since = [*history.past_steps, record.step][-self.gone]
+            yield self._about((gone[0], "param_grad"), record, says, gone, since=since)
 
     def _about(
         self,
@@ -301,8 +302,11 @@ class Untrained(Rule):
         says: str,
         names: Sequence[str],
         severity: Severity = "warning",
+        since: int | None = None,
     ) -> Alert:
-        return self.about(key, record.step, record.rank, says, len(names), severity=severity)
+        return self.about(
+            key, record.step, record.rank, says, len(names), severity=severity, since=since
+        )
 
     def _never_run(self, record: StepRecord, setup: Setup, history: History) -> Iterator[Alert]:
         """Modules beside others that run, as experts that no router chooses."""

@@ -217,6 +217,24 @@ def test_parameters_that_nothing_trains() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::hookstats.rules.RuleWarning")
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_gradient_that_comes_no_more(every: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, every=every, rules=Untrained()) as w:
+        for step in range(60):
+            if step == 40:
+                model[0].requires_grad_(False)
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    (alert,) = w.alerts
+    assert (alert.site, alert.kind, alert.since) == ("0.weight", "param_grad", 40)
+    assert alert.step == 40 + 2 * every
+    assert "is missing (and 1 more): it came in each step before" in alert.message
+
+
+@pytest.mark.filterwarnings("ignore::hookstats.rules.RuleWarning")
 def test_updates_that_are_too_large_too_small_or_rounded_away() -> None:
     assert "changes the weight by" in said(UpdateSize(), nothing, lr=1e4)[0].message
     assert said(UpdateSize(), nothing, 12, lr=1e-9)[0].step >= 9
