@@ -114,13 +114,14 @@ def gradient_to_weight(record: StepRecord) -> dict[str, float]:
 
 
 def _to_weight(record: StepRecord, what: str) -> dict[str, float]:
-    rms = record.whole.rms
+    rms = statistic("rms", record.tensors.column)
     index = {key: i for i, key in enumerate(record)}
-    return {
-        name: float(rms[index[name, what]] / rms[i])
-        for (name, kind), i in index.items()
-        if kind == "param" and (name, what) in index
-    }
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            name: float(rms[index[name, what]] / rms[i])
+            for (name, kind), i in index.items()
+            if kind == "param" and (name, what) in index
+        }
 
 
 def update_to_weight(record: StepRecord) -> dict[str, float]:

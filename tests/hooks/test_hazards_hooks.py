@@ -233,8 +233,9 @@ class Counting(TorchDispatchMode):
 
 STEPS = 30
 
-FREE_KINDS = tuple(kind for kind in KINDS if kind not in ("update", "checksum"))
-"""An update takes a copy of its parameter, as `watch` says, and checksums are sums by torch."""
+FREE_KINDS = tuple(kind for kind in KINDS if kind not in ("update", "checksum", "noise_scale"))
+"""An update takes a copy of its parameter, as `watch` says; checksums and what the noise scale is
+made of are sums by torch."""
 
 FREE = {"aten.detach.default", "aten.as_strided.default"}
 """Besides its own, hookstats calls these operators, which allocate nothing and wait for nothing."""
