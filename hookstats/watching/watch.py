@@ -145,7 +145,7 @@ def watch(
             second of the remaining ones, and so on, the same blocks on all ranks. Ten recorded
             steps before and after each incident worse than a note stay, too, in up to half of the
             limit. `Run.thinned` counts the deleted steps. By default a continued run keeps a wider
-            limit, None included. A line on stderr estimates the size at the second step, and
+            limit, None included. A line on stderr estimates the size after the first part, and
             another one announces the first deletion.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
         rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`, by name, class
