@@ -81,7 +81,7 @@ class Incident:
 
     cause: Alert
     consequences: tuple[Alert, ...] = ()
-    read: Callable[[], Any] = field(default=lambda: None, repr=False, compare=False)
+    read: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
     """Reads `batch`."""
 
     @property
@@ -92,7 +92,7 @@ class Incident:
         Raises:
             ValueError: the file is damaged; the message names it.
         """
-        return self.read()
+        return None if self.read is None else self.read()
 
     @property
     def step(self) -> int:
