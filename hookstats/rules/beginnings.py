@@ -320,7 +320,7 @@ class Untrained(Rule):
         ]
         if idle:
             peer = roles[_place(idle[0])]
-            says = f"never came in {history.pushed} steps{_more(idle)}, that of {peer!r} did"
+            says = f"was not computed in {history.pushed} steps{_more(idle)}, that of {peer!r} was"
             routed = (n.removeprefix(LOAD) for n in history.scalars if n.startswith(LOAD))
             is_expert = "expert" in idle[0].lower() or any(
                 idle[0].startswith(f"{name}.") for name in routed

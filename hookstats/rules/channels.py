@@ -51,16 +51,20 @@ class DeadChannels(Rule):
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         for site in np.flatnonzero(history.sites.choices).tolist():
-            streaks = history.dead_steps[slice(*record.offsets[site : site + 2])]
+            rows = slice(*record.offsets[site : site + 2])
+            streaks = history.dead_steps[rows]
             unused = np.flatnonzero(streaks >= self.unused).tolist()
             if unused:
                 share, first = len(unused) / len(streaks), unused[0]
                 says = (
-                    f"lack {len(unused)} of {len(streaks)} values ({share:.0%}), the first is "
-                    f"{first}: none was chosen in {self.unused} steps or more"
+                    f"have left out {len(unused)} of {len(streaks)} values ({share:.0%}) for "
+                    f"{self.unused} steps or more; the first is {first}"
                 )
                 helps = "balance the router, or give unused codes a new start"
-                yield self.alert(record, site, says, share, first, "note", advice=helps)
+                since = int(history.dead_since[rows][unused].min())
+                yield self.alert(
+                    record, site, says, share, first, "note", since=since, advice=helps
+                )
         found = (history.dead_steps >= self.steps) & (history.dead_values >= self.values)
         found &= history.dead
         if not found.any():

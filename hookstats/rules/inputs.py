@@ -71,8 +71,8 @@ class Inputs(Rule):
         if gone.any() and not history.dead[rows].all():
             first = int(gone.argmax())
             says = (
-                f"has {gone.sum()} channels of {len(gone)}, the first is channel {first}, that are "
-                "all zero now, as in no step before"
+                f"has {gone.sum()} channels of {len(gone)} that are all zero now and never were "
+                f"before; the first is channel {first}"
             )
             since = int(history.dead_since[rows][first])
             helps = "look at what fills this channel: a column, a sensor, a colour"
@@ -81,8 +81,8 @@ class Inputs(Rule):
         if past.far >= 2 or (past.far and past.distance >= 0.5):
             usual = float(np.median(past.past_distances))
             says = (
-                f"is unlike before: {past.distance:.0%} of its values lie elsewhere than in the "
-                f"steps before, where {usual:.0%} are usual; its greatest magnitude is "
+                f"differs from the steps before: {past.distance:.0%} of its values lie elsewhere, "
+                f"where {usual:.0%} is usual; its greatest magnitude is "
                 f"{float(amax(columns)[site]):.3g}"
             )
             yield self.alert(record, site, says, past.distance)

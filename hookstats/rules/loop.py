@@ -26,7 +26,7 @@ _SAYS: dict[str, tuple[str, str, str, Severity]] = {
         "param",
         "is in no optimizer: the {many} parameters of the one that watch() was given are those of "
         "another model, and get no gradient",
-        "make the optimizer of the parameters of the model that is trained, after the model",
+        "create the optimizer after the model, from the parameters of the model that you train",
         "error",
     ),
     "again": (
@@ -94,7 +94,7 @@ class Mode(Rule):
                 many = float(history.columns("count")[site]) / record.sites[site].channels
                 many /= max(int(record.observed[site]), 1)
                 if many <= self.values and self._normalises(record, history, site):
-                    says = f"is normalised by {many:.3g} values per channel, whose mean is noise"
+                    says = f"is normalised over {many:.3g} values per channel: their mean is noise"
                     helps = "use a larger batch, or GroupNorm or LayerNorm, which need none"
                     yield self.alert(record, site, says, many, advice=helps)
 

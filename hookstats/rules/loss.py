@@ -205,7 +205,7 @@ class Loss(ScalarRule):
         says = f"does not fall: it is {last.mean():.4g} after {first.mean():.4g} at the start"
         if is_guess:
             classes = max(history.classes or 0, 2)
-            says = f"is still {last.mean():.4g}, that of a guess among {classes} classes"
+            says = f"is still {last.mean():.4g}, no better than a guess among {classes} classes"
         ruled_out, advice = evidence(name, history)
         severity: Severity = "warning" if is_guess and count >= self.steps else "note"
         return _Found(says + ruled_out, severity, advice, lasted=count - 1)

@@ -57,7 +57,7 @@ class LossGraph(Rule):
     """
 
     name: ClassVar[str] = "loss graph"
-    advice: ClassVar[str] = "look at how the loss is made of the model's output"
+    advice: ClassVar[str] = "check how the loss is computed from the model's output"
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         return iter(())
@@ -107,9 +107,13 @@ def _activation(graph: Graph) -> Iterator[_Finding]:
         if below is None:
             continue
         if below.name in _BOUNDED:
-            yield f"takes {takes} of what {_BOUNDED[below.name]} gave: {wants}", _LOGITS, "warning"
+            yield (
+                f"takes {takes} of the output of {_BOUNDED[below.name]}: {wants}",
+                _LOGITS,
+                "warning",
+            )
         elif below.name == "LogSoftmax" and below.shape == node.shape and below.dim != node.dim:
-            says = f"takes {takes} of what a log_softmax along dimension {below.dim} gave"
+            says = f"takes {takes} of the output of a log_softmax along dimension {below.dim}"
             yield f"{says}, which is not that of the classes", _LOGITS, "warning"
 
 
@@ -123,7 +127,7 @@ def _likelihood(graph: Graph) -> Iterator[_Finding]:
         if below.name in ("Softmax", "Sigmoid", "Relu") or below.name in _PRODUCTS:
             of = _BOUNDED.get(below.name, "a linear layer")
             helps = "take log_softmax, or cross_entropy of the logits"
-            yield f"is nll_loss of what {of} gave: it takes logarithms", helps, "warning"
+            yield f"is nll_loss of the output of {of}: it takes log-probabilities", helps, "warning"
         elif below.name == "LogSoftmax":
             given = _input(nodes, node)
             classes = 0 if len(given.shape) == 1 else 1
@@ -267,7 +271,7 @@ def _bounded_regression(graph: Graph) -> Iterator[_Finding]:
         below = _below(nodes, node) if node.name in _ELEMENTWISE else None
         if below is not None and below.name in ("Relu", "Tanh", "Sigmoid"):
             least = {"Relu": "above 0", "Tanh": "between -1 and 1", "Sigmoid": "between 0 and 1"}
-            says = f"compares targets with what {_BOUNDED[below.name]} gave"
+            says = f"compares targets with the output of {_BOUNDED[below.name]}"
             yield f"{says}, which lies {least[below.name]}", "see that targets lie there", "note"
 
 

@@ -338,7 +338,7 @@ class Fading(Rule):
         ratio = history.rms[found[0]] / history.start_rms[found[0]]
         says = f"has faded to {ratio:.2g} times its rms at the start"
         if collapsed:
-            says += ", as all that a code is drawn from: the posterior has collapsed"
+            says += ", like all that a code is drawn from: the posterior has collapsed"
             helps = "let the weight of the divergence grow from zero, or weaken the decoder"
             yield self.alert(record, found[0], says, ratio, advice=helps)
         else:

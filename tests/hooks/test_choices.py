@@ -110,10 +110,10 @@ def test_codes_that_are_never_chosen_are_a_note() -> None:
     unused = (torch.bincount(model(x)[1], minlength=6) == 0).nonzero().flatten().tolist()
     _, alerts = trained(model, lambda: model(x)[0].square().mean(), 55, DeadChannels())
     (alert,) = alerts
-    assert (alert.severity, alert.kind, alert.step) == ("note", "choices[1]", 49)
+    assert (alert.severity, alert.kind, alert.step, alert.since) == ("note", "choices[1]", 49, 0)
     assert alert.channel == unused[0]
     assert (alert.value, len(unused) < 6) == (len(unused) / 6, True)
-    assert f"lack {len(unused)} of 6 values" in alert.message
+    assert f"have left out {len(unused)} of 6 values" in alert.message
     assert trained(model, lambda: model(x)[0].square().mean(), 45, DeadChannels())[1] == ()
 
 

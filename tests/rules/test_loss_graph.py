@@ -98,32 +98,32 @@ FAULTS: dict[str, tuple[nn.Module, Loss, str]] = {
     "softmax": (
         mlp(),
         lambda m, x: F.cross_entropy(F.softmax(m(x), -1), classes()),
-        "takes a softmax of what a softmax gave: a cross-entropy takes logits",
+        "takes a softmax of the output of a softmax: a cross-entropy takes logits",
     ),
     "softmax, smoothed": (
         mlp(),
         lambda m, x: F.cross_entropy(m(x).softmax(1), classes(), label_smoothing=0.1),
-        "takes a softmax of what a softmax gave",
+        "takes a softmax of the output of a softmax",
     ),
     "sigmoid": (
         mlp(),
         lambda m, x: F.cross_entropy(torch.sigmoid(m(x)), classes()),
-        "takes a softmax of what a sigmoid gave",
+        "takes a softmax of the output of a sigmoid",
     ),
     "relu": (
         mlp(),
         lambda m, x: F.cross_entropy(F.relu(m(x)), classes()),
-        "takes a softmax of what a ReLU gave",
+        "takes a softmax of the output of a ReLU",
     ),
     "sigmoid twice": (
         mlp(1),
         lambda m, x: F.binary_cross_entropy_with_logits(m(x).sigmoid()[:, 0], numbers().abs()),
-        "takes a sigmoid of what a sigmoid gave",
+        "takes a sigmoid of the output of a sigmoid",
     ),
     "log_softmax over samples": (
         mlp(),
         lambda m, x: F.cross_entropy(F.log_softmax(m(x), 0), classes()),
-        "takes a softmax of what a log_softmax along dimension 0 gave",
+        "takes a softmax of the output of a log_softmax along dimension 0",
     ),
     "nll_loss over samples": (
         mlp(),
@@ -133,12 +133,12 @@ FAULTS: dict[str, tuple[nn.Module, Loss, str]] = {
     "nll_loss of probabilities": (
         mlp(),
         lambda m, x: F.nll_loss(F.softmax(m(x), 1), classes()),
-        "is nll_loss of what a softmax gave",
+        "is nll_loss of the output of a softmax",
     ),
     "nll_loss of logits": (
         mlp(),
         lambda m, x: F.nll_loss(m(x), classes()),
-        "is nll_loss of what a linear layer gave",
+        "is nll_loss of the output of a linear layer",
     ),
     "[N, 1] and [N]": (
         mlp(1),
@@ -246,7 +246,7 @@ def test_silent_about_what_is_sound(name: str) -> None:
 def test_a_bounded_regression_is_a_note() -> None:
     (alert,) = said(mlp(1), lambda m, x: F.mse_loss(m(x).relu()[:, 0], numbers()))
     assert alert.severity == "note"
-    assert "compares targets with what a ReLU gave" in alert.message
+    assert "compares targets with the output of a ReLU" in alert.message
 
 
 def test_a_critic_that_another_optimizer_trains_is_known_to_someone() -> None:
@@ -310,4 +310,4 @@ def test_a_large_graph_is_cut() -> None:
 
     (alert,) = trained(mlp(), loss, steps=2).alerts
     assert alert.value == 4000
-    assert "takes a softmax of what a softmax gave" in alert.message
+    assert "takes a softmax of the output of a softmax" in alert.message

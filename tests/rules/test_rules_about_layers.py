@@ -72,10 +72,10 @@ def batches(n: int) -> list[dict[Key, Tensor]]:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda x: 30 * x, "is unlike before"),
-        (lambda x: x + 4, "is unlike before"),
+        (lambda x: 30 * x, "differs from the steps before"),
+        (lambda x: x + 4, "differs from the steps before"),
         (torch.zeros_like, "is 0 everywhere"),
-        (lambda x: torch.where(torch.arange(16) < 8, 0.0, x), "is unlike before"),
+        (lambda x: torch.where(torch.arange(16) < 8, 0.0, x), "differs from the steps before"),
     ],
 )
 def test_inputs_that_change(change: Callable[[Tensor], Tensor], says: str) -> None:

@@ -151,7 +151,7 @@ def test_a_loss_that_does_not_fall_is_a_note_until_it_had_hundreds_of_steps() ->
     assert [(alert.step, alert.severity) for alert in notes] == [(60, "note")]
     found = of_a_classifier(wave(math.log(10), 400))
     assert [(alert.step, alert.severity) for alert in found] == [(60, "note"), (300, "warning")]
-    assert "that of a guess among 10 classes" in found[1].message
+    assert "no better than a guess among 10 classes" in found[1].message
     # Whether this is all that can be learned, nobody knows.
     assert {alert.severity for alert in of_scalars(Loss(), wave(1.7, 400))} == {"note"}
 
