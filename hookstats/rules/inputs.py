@@ -71,7 +71,7 @@ class Inputs(Rule):
         if gone.any() and not history.dead[rows].all():
             first = int(gone.argmax())
             says = (
-                f"has {gone.sum()} channels of {len(gone)} that are all zero now and never were "
+                f"has {gone.sum()} of {len(gone)} channels that are all zero now and never were "
                 f"before; the first is channel {first}"
             )
             since = int(history.dead_since[rows][first])

@@ -175,4 +175,4 @@ def test_a_channel_that_is_lost(kind: str, expected: tuple[int, int, int] | None
     alerts = [alert for alert in said(Inputs(), Colours(), batches) if alert.channel is not None]
     assert [(a.step, a.since, a.channel) for a in alerts] == ([expected] if expected else [])
     if alerts:
-        assert "has 1 channels of 3, the first is channel 1, that are all zero" in alerts[0].message
+        assert "has 1 of 3 channels that are all zero now" in alerts[0].message
