@@ -25,8 +25,8 @@ MOST = 4096
 class Choices:
     """Feeds the sites of the kind "choices": of each value that a module may choose, its share.
 
-    A module may choose that is not torch's own, and that has one codebook: weights or floating
-    buffers with two dimensions of its own, or embeddings, whose first dimension is the number of
+    A module may choose that is not torch's own, and that has one codebook: one size for the
+    first dimension of its matrices (weights, floating buffers, embeddings), which is the number of
     values, 2 to `MOST`. It does if a call returns integers.
     """
 
@@ -95,7 +95,7 @@ def _shares(chosen: Tensor, many: int) -> Tensor:
 
 
 def _choices(module: nn.Module) -> int | None:
-    """Among how many a module may choose; None if it is none of those that do."""
+    """Among how many a module may choose; None if it may not choose."""
     if type(module).__module__.startswith("torch."):
         return None
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]

@@ -207,7 +207,7 @@ class History:
         self._at = np.zeros(0, np.intp)  # where the sites are in what follows
         self._rows: NDArray[np.intp] | slice = slice(0)  # where the rows are
         self._width = 0  # how many these are
-        self._of_values = np.empty(0, bool)  # bool [R]: those that may be dead
+        self._of_values = np.empty(0, bool)  # bool [R]: which rows may be dead
         self._all_rms = np.empty((0, WINDOW))
         self._all_start = np.empty((0, 1))
         self._all_seen = np.zeros((0, 2), np.int64)  # in how many steps, when last
