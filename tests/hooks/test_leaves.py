@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, UserDict, namedtuple
+from collections import UserDict, namedtuple
 from dataclasses import dataclass, field
 
 import pytest
 import torch
+from support.modules import ModelOutput
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
@@ -50,20 +51,6 @@ class Keyed:
 torch.utils._pytree.register_pytree_node(
     Registered, lambda x: (list(x.parts), None), lambda parts, _: Registered(*parts)
 )
-
-
-@dataclass
-class ModelOutput(OrderedDict[str, Tensor]):
-    """Like those of transformers: a dataclass and a mapping of the fields that are set."""
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    states: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in list(vars(self).items()):
-            if value is not None:
-                self[name] = value
 
 
 @pytest.mark.parametrize(

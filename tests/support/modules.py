@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+@dataclass
+class ModelOutput(OrderedDict[str, Tensor]):
+    """Like those of transformers: a dataclass and a mapping of the fields that are set."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    states: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            if value is not None:
+                self[name] = value
 
 
 class Lambda(nn.Module):

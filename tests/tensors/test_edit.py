@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.changed_outputs import CHANGES, MODULES
-from support.modules import Lambda, double, gradients_of
+from support.modules import Lambda, ModelOutput, double, gradients_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -282,19 +282,6 @@ class Output:
     unset: Tensor = field(init=False)
 
 
-@dataclass
-class OwnModelOutput(OrderedDict[str, Any]):
-    """A dataclass and a mapping of the fields that are set."""
-
-    logits: Tensor | None = None
-    states: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in list(vars(self).items()):
-            if value is not None:
-                self[name] = value
-
-
 def model_output() -> Any:
     from transformers.modeling_outputs import BaseModelOutput
 
@@ -312,7 +299,7 @@ STRUCTURES: dict[str, Callable[[], Any]] = {
     "ordered dict": lambda: OrderedDict(a=A, b=B),
     "user dict": lambda: UserDict(a=A),
     "dataclass": lambda: Output(A, (B, C), "y"),
-    "model output": lambda: OwnModelOutput(logits=A, states=B),
+    "model output": lambda: ModelOutput(logits=A, states=B),
     "transformers": model_output,
     "with ids": lambda: (IDS, A),
     "complex": lambda: [torch.tensor([1j, 2.0])],
