@@ -35,6 +35,7 @@ def evidence(loss: str, history: History) -> tuple[str, str]:
         *_rates(history),
         *_gradients(history),
         *_updates(history),
+        *_writes(history),
         *_modes(history),
         *_graph(loss, history),
         *_inputs(history),
@@ -85,6 +86,12 @@ def _updates(history: History) -> Iterator[_Sign]:
     says = f"steps that change weights by {middle:.2g} of their size"
     says += f", of gradients that are always clipped to {bound:.3g}" if bound else ""
     yield _Sign(says, "raise max_norm" if bound else "multiply the learning rate by ten")
+
+
+def _writes(history: History) -> Iterator[_Sign]:
+    if "rewritten" in history.in_loop:
+        says = "weights that something else than their optimizer writes to before each step"
+        yield _Sign(says, "see what else assigns to them")
 
 
 def _modes(history: History) -> Iterator[_Sign]:

@@ -53,17 +53,18 @@ class Graph(NamedTuple):
     """Whether the graph of the same loss was looked at before, in another step."""
 
 
-What = Literal["kept", "none", "foreign", "again", "eval"]
+What = Literal["kept", "none", "foreign", "again", "eval", "written", "rewritten"]
 """Gradients are not zeroed; there are none; there are none, and the optimizer has none of the
-parameters, either; gradients are used twice; modules are in eval mode."""
+parameters, either; gradients are used twice; modules are in eval mode; parameters were written to
+between two steps of their optimizer; so they were in several steps in a row."""
 
 
 class LoopFact(NamedTuple):
-    """Something in the training loop that cannot be meant; `watching.loop` sees it."""
+    """Something in the training loop that may not be meant; `watching.loop` sees it."""
 
     what: What
-    name: str
-    """The first parameter or module of which it is so; "" if that has no name."""
+    names: tuple[str, ...]
+    """The first three parameters or modules of which it is so; "" where one has no name."""
     many: int
     """Of how many it is so."""
 

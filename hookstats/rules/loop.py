@@ -35,6 +35,13 @@ _SAYS: dict[str, tuple[str, str, str, Severity]] = {
         "call step once per backward",
         "warning",
     ),
+    "written": (
+        "param",
+        "is written to between two steps, not by its optimizer{others}",
+        "nothing, where weights are meant to be loaded, clipped, masked, averaged, or swapped for "
+        "an evaluation and back",
+        "note",
+    ),
 }
 """By what happens: the kind of the tensor that it is said of, what is said, what helps, how bad."""
 
@@ -45,9 +52,11 @@ class Loop(Rule):
 
     For three steps in a row no parameter of an optimizer had a gradient, be they those of another
     model or not: an error. Three times a step used the gradients of the step before, which no
-    backward had changed. That is told by the identity of tensors, and by the version that torch
-    counts for changes in place; no tensor is read. `Accumulation` says in the same way
-    that gradients are not zeroed. The alert's value is the number of parameters.
+    backward had changed. A note says which parameters were first written to between two steps, as
+    where weights are loaded, clipped or averaged. All that is told by the identity of tensors,
+    their addresses, and the version that torch counts for changes in place, so not for those
+    through ``.data``; no tensor is read. `Accumulation` says in the same way that gradients are not
+    zeroed. The alert's value is the number of parameters.
     """
 
     name: ClassVar[str] = "loop"
@@ -59,8 +68,17 @@ class Loop(Rule):
     def check_fact(self, step: int, fact: Fact, history: History) -> Iterator[Alert]:
         if isinstance(fact, LoopFact) and fact.what in _SAYS:
             kind, says, helps, severity = _SAYS[fact.what]
-            key, says = (fact.name, kind), says.format(many=fact.many)
+            key, says = (fact.names[0], kind), says.format(many=fact.many, others=_others(fact))
             yield self.about(key, step, None, says, fact.many, severity=severity, advice=helps)
+
+
+def _others(fact: LoopFact) -> str:
+    """The other parameters of a fact, as the end of a sentence."""
+    if fact.many == 1:
+        return ""
+    more = fact.many - len(fact.names)
+    named = ", ".join(map(repr, fact.names[1:])) + f" and {more} more" * (more > 0)
+    return f", and so {'is' if fact.many == 2 else 'are'} {named}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +126,8 @@ class Mode(Rule):
     def check_fact(self, step: int, fact: Fact, history: History) -> Iterator[Alert]:
         if isinstance(fact, LoopFact) and fact.what == "eval":
             types = {} if history.setup is None else history.setup.modules
-            kind = types.get(fact.name, "module")
+            kind = types.get(fact.names[0], "module")
             says = f"is that of a {kind} in eval mode while the optimizer steps"
             if fact.many > 1:
                 says += f", and all {fact.many} dropouts and batch norms are in eval mode"
-            yield self.about((fact.name, "output"), step, None, says, fact.many)
+            yield self.about((fact.names[0], "output"), step, None, says, fact.many)

@@ -171,7 +171,7 @@ class Accumulation(Rule):
 
     def check_fact(self, step: int, fact: Fact, history: History) -> Iterator[Alert]:
         if isinstance(fact, LoopFact) and fact.what == "kept":
-            yield self.about((fact.name, "param_grad"), step, None, _KEPT, 1.0)
+            yield self.about((fact.names[0], "param_grad"), step, None, _KEPT, 1.0)
 
 
 def _dot(a: Float64, b: Float64) -> float:

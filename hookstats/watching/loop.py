@@ -1,19 +1,19 @@
 """Loop: what a training loop does around the steps of its optimizers, seen without a tensor's data.
 
-Gradients are told apart by identity and by the version that torch counts for changes in place.
+Tensors are told apart by identity, and changes in place by the version that torch counts for them.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookstats._torch import is_plain
+from hookstats._torch import is_flattened, is_plain
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.steps import parameters_of
@@ -44,6 +44,11 @@ class Loop:
         """names: of parameters, by id. modules: those that are watched. tell: takes what is
         found."""
         self._names = names
+        self._rescaled = {
+            id(module.weight)
+            for module in modules.values()
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
+        }
         self._modules = [
             (name, weakref.ref(module))
             for name, module in modules.items()
@@ -72,10 +77,17 @@ class Loop:
         """Whether the watch has a parameter."""
         return id(parameter) in self._names
 
-    def told(self, what: What, parameter: Tensor | None, many: int = 1) -> None:
-        """Tell of something that is wrong with a parameter, and with so many in all."""
-        name = "" if parameter is None else self._names.get(id(parameter), "")
-        self._tell(LoopFact(what, name, many))
+    def is_apart(self, parameter: Tensor) -> bool:
+        """Whether others may write to a parameter: it is frozen, an embedding with a greatest norm
+        rescales it, FSDP moves it, or the watch does not have it."""
+        written = id(parameter) in self._rescaled or not parameter.requires_grad
+        return written or is_flattened(parameter) or not self.knows(parameter)
+
+    def told(self, what: What, parameters: Sequence[Tensor], many: int = 1) -> None:
+        """Tell of something that is so of parameters, of which these are the first, and of so many
+        in all."""
+        names = tuple(self._names.get(id(parameter), "") for parameter in parameters[:3])
+        self._tell(LoopFact(what, names or ("",), many))
 
     def look_at_modes(self) -> None:
         """Look at whether all modules that know a mode of training are in that of evaluation."""
@@ -86,11 +98,11 @@ class Loop:
             return
         self._in_eval += 1
         if self._in_eval == 2:
-            self._tell(LoopFact("eval", found[0][0], len(found)))
+            self._tell(LoopFact("eval", tuple(name for name, _ in found[:3]), len(found)))
 
 
 class Stepping:
-    """What the steps of one optimizer do with gradients."""
+    """What the steps of one optimizer do with gradients, and what happens between them."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -99,6 +111,9 @@ class Stepping:
         self._kept: list[tuple[Tensor, int]] = []  # these gradients, and their versions
         self._none = self._again = self._grown = 0  # in how many steps in a row
         self._watch: _Arrivals | None = None
+        self._left: list[_State | None] = []  # of all parameters, after the last step
+        self._written = 0  # before how many steps in a row they were written to
+        self._is_told = False  # whether they ever were
         self._has_failed = False
 
     def look(self, optimizer: Optimizer, *, after: bool) -> None:
@@ -118,10 +133,11 @@ class Stepping:
             return
         self._loop.look_at_modes()
         self._look_for_any(optimizer)
+        self._look_for_writes(optimizer)
         kept, self._kept = self._kept, []
         arrivals, self._watch = self._watch, None
         if arrivals is not None and arrivals.end():
-            self._loop.told("kept", arrivals.parameter, self._steps)
+            self._loop.told("kept", [arrivals.parameter], self._steps)
         now = [p.grad for p in self._at(optimizer, self._places)]
         if not kept or len(now) != len(kept):
             self._again = self._grown = 0
@@ -132,12 +148,14 @@ class Stepping:
         self._again = self._again + 1 if are_same and not any(moved) else self._again
         self._grown = self._grown + 1 if are_same and all(moved) else 0
         if are_same and not any(moved) and self._again == _LASTS:
-            self._loop.told("again", self._at(optimizer, self._places)[0])
+            self._loop.told("again", self._at(optimizer, self._places)[:1])
 
     def _after(self, optimizer: Optimizer) -> None:
         """Keep gradients that a step has used."""
         if self._steps > _FIRST and not self._kept and not self._loop.is_due(self._steps):
             return
+        if self._written < _LASTS:
+            self._left = [_state(parameter) for parameter in parameters_of(optimizer)]
         if not self._places:
             self._places = _smallest(optimizer)
         found = self._at(optimizer, self._places)
@@ -152,7 +170,7 @@ class Stepping:
 
     def let_go(self) -> None:
         """Keep nothing."""
-        self._kept, self._places = [], []
+        self._kept, self._places, self._left = [], [], []
         if self._watch is not None:
             self._watch.end()
             self._watch = None
@@ -165,8 +183,28 @@ class Stepping:
         self._none += 1
         several = [p for p in parameters_of(optimizer) if p.requires_grad]
         if self._none == _LASTS and several:
-            known = next((p for p in several if self._loop.knows(p)), None)
-            self._loop.told("foreign" if known is None else "none", known, len(several))
+            known = list(filter(self._loop.knows, several))
+            self._loop.told("none" if known else "foreign", known, len(several))
+
+    def _look_for_writes(self, optimizer: Optimizer) -> None:
+        """Look at whether parameters are as the last step left them."""
+        left, self._left = self._left, []
+        several = list(parameters_of(optimizer)) if left else []
+        now = [_state(parameter) for parameter in several]
+        if not left or len(now) != len(left):
+            return
+        found = [
+            p
+            for p, was, is_now in zip(several, left, now, strict=True)
+            if was != is_now and was and is_now and was[0] == is_now[0]
+            if not self._loop.is_apart(p)
+        ]
+        self._written = self._written + 1 if found else 0
+        if found and not self._is_told:
+            self._is_told = True
+            self._loop.told("written", found, len(found))
+        if self._written == _LASTS:
+            self._loop.told("rewritten", found, len(found))
 
     def _at(self, optimizer: Optimizer, places: list[tuple[int, int]]) -> list[Tensor]:
         groups = optimizer.param_groups
@@ -213,6 +251,21 @@ class _ArrivalHook(Hook):
 
     def __call__(self, gradient: Tensor) -> None:
         self._then()
+
+
+_State = tuple[int, int, int]
+"""What a write to a parameter changes, but for its identity, which comes first: its version, or its
+address."""
+
+
+def _state(parameter: Tensor) -> _State | None:
+    """The state of a parameter; None of DTensors, lazy parameters and the like, which others move.
+
+    It is asked of all parameters of a step, and cheap.
+    """
+    if type(parameter) is not nn.Parameter:
+        return None
+    return id(parameter), parameter._version, parameter.data_ptr()
 
 
 def _smallest(optimizer: Optimizer) -> list[tuple[int, int]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.optim import SGD, Optimizer
 
-from hookstats.rules import Accumulation, Alert, Loop, Mode
+from hookstats.rules import Accumulation, Alert, Loop, Loss, Mode
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
@@ -160,6 +162,114 @@ def test_many_backwards_before_a_step_are_no_fault() -> None:
     assert said(iterations(backwards=20), steps=4) == []
 
 
+def clip_in_place(model: nn.Module, step: int) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.clamp_(-0.1, 0.1)
+
+
+def replace_data(model: nn.Module, step: int) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clamp(-0.1, 0.1)
+
+
+def load_in_mid_run(model: nn.Module, step: int) -> None:
+    if step == 5:
+        model.load_state_dict(network().state_dict())
+
+
+def between_steps(write: Callable[[nn.Module, int], None]) -> Iteration:
+    """An iteration of a sound loop, after which `write` gets the model and the step's number."""
+    steps = count()
+
+    def iterate(model: nn.Module, optimizer: Optimizer, w: Watch) -> None:
+        iterations()(model, optimizer, w)
+        write(model, next(steps))
+
+    return iterate
+
+
+@pytest.mark.parametrize(
+    ("write", "step"), [(clip_in_place, 1), (replace_data, 1), (load_in_mid_run, 6)]
+)
+def test_writes_between_steps_are_a_note(
+    write: Callable[[nn.Module, int], None], step: int
+) -> None:
+    (alert,) = said(between_steps(write))
+    assert (alert.rule, alert.severity, alert.step) == ("loop", "note", step)
+    assert (alert.site, alert.kind, alert.value) == ("0.weight", "param", 2.0)
+    assert alert.message.endswith("not by its optimizer, and so is '2.weight'")
+
+
+def test_a_write_to_some_of_many_names_a_few() -> None:
+    model = nn.Sequential(*[network() if i == 0 else nn.Linear(3, 3) for i in range(4)])
+
+    def write(model: nn.Module, step: int) -> None:
+        clip_in_place(model[1:], step)  # type: ignore[index]
+
+    (alert,) = said(between_steps(write), model)
+    assert (alert.site, alert.value) == ("1.weight", 6.0)
+    assert alert.message.endswith("and so are '1.bias', '2.weight' and 3 more")
+
+
+def sound_writes() -> Iterator[tuple[nn.Module, Iteration]]:
+    frozen = nn.Linear(6, 6)
+    frozen.requires_grad_(False)
+
+    def average(model: nn.Module, step: int) -> None:
+        with torch.no_grad():
+            frozen.weight.lerp_(model[1].weight, 0.1)  # type: ignore[union-attr, index]
+
+    model = nn.Sequential(frozen, nn.Linear(6, 6), network())
+    yield pytest.param(model, between_steps(average), id="an average beside it")
+    pruned = network()
+    prune.random_unstructured(pruned[0], "weight", amount=0.5)  # type: ignore[no-untyped-call, index]
+    yield pytest.param(pruned, iterations(), id="pruned")
+    normed = network()
+    nn.utils.parametrizations.spectral_norm(normed[0])  # type: ignore[index]
+    yield pytest.param(normed, iterations(), id="spectral norm")
+
+
+@pytest.mark.parametrize(("model", "iterate"), list(sound_writes()))
+def test_what_modules_do_to_their_weights_is_no_write(model: nn.Module, iterate: Iteration) -> None:
+    assert said(iterate, model) == []
+
+
+def test_an_embedding_that_rescales_its_rows_is_no_write() -> None:
+    model = nn.Sequential(nn.Embedding(5, 6, max_norm=0.5), network())
+
+    def iterate(model: nn.Module, optimizer: Optimizer, w: Watch) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.arange(5)), torch.arange(5) % 3).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    assert said(iterate, model) == []
+
+
+def test_a_loss_that_does_not_fall_names_writes_before_each_step() -> None:
+    def undo(model: nn.Module, step: int) -> None:
+        with torch.no_grad():
+            for parameter, was in zip(model.parameters(), begun, strict=True):
+                parameter.copy_(was)
+
+    torch.manual_seed(0)
+    model = network()
+    begun = [parameter.detach().clone() for parameter in model.parameters()]
+    x, y = torch.randn(12, 6), torch.arange(12) % 3
+
+    optimizer = SGD(model.parameters(), 0.01)
+    with watch(model, optimizer, rules=[Loop(), Loss()]) as w:
+        for step in range(61):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            w.log(loss=loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            undo(model, step)
+    (alert,) = (alert for alert in w.alerts if alert.rule == "loss")
+    assert "suspect: weights that something else than their optimizer writes to" in alert.message
+
+
 def modes() -> Iterator[tuple[nn.Module, str]]:
     yield network(False, nn.Dropout(0.1)), "1"
     yield network(False, nn.BatchNorm1d(8)), "1"
@@ -173,10 +283,10 @@ def test_training_in_eval_mode(model: nn.Module, name: str) -> None:
 
 
 def test_eval_mode_that_is_left_on() -> None:
-    count = iter(range(20))
+    steps = count()
 
     def iterate(model: nn.Module, optimizer: Optimizer, w: Watch) -> None:
-        step = next(count)
+        step = next(steps)
         if step == 3:  # a validation
             model.eval()
             with torch.no_grad():
