@@ -23,7 +23,9 @@ class Inputs(Rule):
     An input is far if in the first step its rms is above `most`, or its mean more than `offset`
     times its deviation from zero, unless it is small ("Efficient BackProp", LeCun et al., 1998, has
     inputs of zero mean and unit variance); if one of its columns has `most` times the rms of the
-    median column, and an rms of `most` / 2; or if no value is above `least`. It is unlike before if
+    median column, and an rms of `most` / 2; or if no value is above `least`. Later a column
+    dominates that is 8 times as large in three steps in a row as it, and the median column, were in
+    any step before, 16 or more. It is unlike before if
     more of its values have to move to give the average histogram of the steps before (the total
     variation distance) than `past_inputs.usual_limit` says, in two steps in a row, or half of all
     in one; small batches have larger distances. Of integers, such as numbers of tokens, only values
@@ -78,6 +80,17 @@ class Inputs(Rule):
             helps = "look at what fills this channel: a column, a sensor, a colour"
             yield self.alert(record, site, says, gone.sum(), first, since=since, advice=helps)
             return
+        grown = past.grown
+        if grown is not None and grown.steps >= 3 and not _begins_with_norm(history):
+            says = (
+                f"has a column that dominates, as it never did: channel {grown.channel} has an rms "
+                f"of {grown.rms:.3g}, at most {grown.before:.3g} in the steps before"
+            )
+            helps = "look at what scales this column: part of the data may go without it"
+            about = grown.rms, grown.channel
+            since = history.past_steps[-2]
+            yield self.alert(record, site, says, *about, since=since, advice=helps)
+            return
         if past.far >= 2 or (past.far and past.distance >= 0.5):
             usual = float(np.median(past.past_distances))
             says = (
@@ -96,8 +109,7 @@ class Inputs(Rule):
         rows = slice(*record.offsets[site : site + 2])
         columns = rms_of(lambda name: history.channels(name)[rows])
         usual = float(np.median(columns[columns > 0])) if (columns > 0).any() else 0.0
-        types = () if history.setup is None else history.setup.modules.values()
-        has_norm = "Norm" in next(iter(types), "")
+        has_norm = _begins_with_norm(history)
         helps = "standardise it: subtract the mean, divide by the deviation, per feature"
         largest = int(np.nanargmax(columns)) if usual else 0
         if not has_norm and len(columns) > 2 and usual:
@@ -115,6 +127,12 @@ class Inputs(Rule):
             says = f"is small throughout: its greatest magnitude is {greatest:.2g}"
             helps = "see whether it is scaled twice, as by 255; standardise it"
             yield self.alert(record, site, says, greatest, advice=helps)
+
+
+def _begins_with_norm(history: History) -> bool:
+    """Whether the first layer of the model is a norm."""
+    types = () if history.setup is None else history.setup.modules.values()
+    return "Norm" in next(iter(types), "")
 
 
 @dataclass(frozen=True, kw_only=True)

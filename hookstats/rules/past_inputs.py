@@ -6,21 +6,38 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from hookstats.records.keys import Key, Kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64
-from hookstats.stats.derived import columns_of
+from hookstats.stats.derived import columns_of, rms
 from hookstats.stats.state import COUNT, ZERO
 
 _BATCHES = 16
 """How many batches are compared with the newest one, to find the same batch again."""
 _STEPS = 64
 """How many distances are kept."""
+_KNOWN = 16
+"""How many steps show how large columns are."""
+_GROWN = 8.0
+"""How many times larger than ever before a column is that has grown."""
 _BESIDE = re.compile(r"mask|label|target|position|segment|type_id|length|weight|past|cache")
 """What the names of arguments that only go with the data have."""
+
+
+class Grown(NamedTuple):
+    """A column of the input that is `_GROWN` times as large as it, and the median column, ever
+    were, while most columns are not: the one that grew most."""
+
+    channel: int
+    rms: float
+    before: float
+    """The greatest rms of the column in the steps before."""
+    steps: int
+    """In how many steps in a row, with this one, it has been so."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,8 @@ class SeenInputs:
     lived: Int64 = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
     """int64 [C]: in how many steps, all before those in which it is dead, a channel had fewer than
     9 zeros of 10 values; -1 where there were other steps, too."""
+    grown: Grown | None = None
+    """None without one; of integers, too."""
     sizes: Sequence[float] = field(default=(), repr=False)
     """The numbers of values of the steps before, oldest first, 64 at most."""
 
@@ -66,6 +85,10 @@ class PastInputs:
         self._average: Float64 | None = None
         self._batches: list[bytes] = []
         self._was_dead = np.empty(0, bool)
+        self._greatest = np.empty(0)  # float64 [C]: the greatest rms of each column
+        self._latest = np.empty(0)  # float64 [C]: the same, of the steps in which it had grown
+        self._columns = np.empty(0)  # float64 [C]: for how many steps in a row it has
+        self._pushed = 0  # in how many steps these columns were
 
     def push(self, record: StepRecord, kinds: Sequence[Kind]) -> SeenInputs:
         """Add a step; what was seen in it. kinds: of the sites."""
@@ -104,6 +127,7 @@ class PastInputs:
             repeated=repeated,
             varied=varied,
             lived=self._lived(record, site, seen.lived),
+            grown=self._grown(record, site),
             sizes=_kept(seen.sizes, size),
         )
 
@@ -126,6 +150,25 @@ class PastInputs:
         self._was_dead = lasts & (self._was_dead | (count > 0))
         lived: Int64 = np.where(is_other, -1, before + ~lasts)
         return lived
+
+    def _grown(self, record: StepRecord, site: int) -> Grown | None:
+        rows = slice(*record.offsets[site : site + 2])
+        now = np.nan_to_num(rms(columns_of(record.moments[rows], record.tallies[rows])))
+        if len(now) != len(self._greatest):
+            self._greatest, self._latest, self._columns = now * 0, now * 0, now * 0
+            self._pushed = 0
+        self._pushed += 1
+        before = np.maximum(self._greatest, np.median(self._greatest))
+        grew = (now >= _GROWN * before) & (self._pushed > _KNOWN) & (before > 0)
+        self._columns = np.where(grew, self._columns + 1, 0)
+        self._latest = np.where(grew, np.maximum(self._latest, now), self._latest)
+        own = self._greatest
+        self._greatest = np.where(grew, own, np.maximum(np.maximum(own, self._latest), now))
+        if not 0 < grew.sum() < len(now) / 2 or "float" not in record.sites[site].dtype:
+            return None
+        channel = int(np.where(grew, now / np.maximum(before, np.finfo(float).tiny), 0).argmax())
+        about = float(now[channel]), float(own[channel]), int(self._columns[channel])
+        return Grown(channel, *about)
 
     def _distance(self, record: StepRecord, site: int, known: int) -> float:
         if record.bins is None:

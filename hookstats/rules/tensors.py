@@ -295,9 +295,12 @@ class SuddenShift(Rule):
             times = f"{rms[site] / usual:.3g} times its median over the steps before"
             says = f"has an rms of {rms[site]:.3g}, {times}{_and(others)}"
             octaves = float(np.log2(rms[site] / usual))
-            yield self.alert(
-                record, site, says, octaves, since=history.before, advice=_helps(history)
-            )
+            past, helps = history.inputs, _helps(history)
+            if past.site is not None and found[past.site]:
+                helps = "look at the batch of this step"
+                grown = past.grown if past.site == site else None
+                says += "" if grown is None else f"; channel {grown.channel} has {grown.rms:.3g}"
+            yield self.alert(record, site, says, octaves, since=history.before, advice=helps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,7 +401,7 @@ def _is_progress(history: History) -> bool:
 
 def _helps(history: History) -> str:
     """What helps against a shift: of outputs alone, the weights have changed."""
-    if history.inputs.far or history.inputs.site is None:
+    if history.inputs.far or history.inputs.grown or history.inputs.site is None:
         return ""
     return (
         "its input is as before: look at what changed the weights, such as a checkpoint, "

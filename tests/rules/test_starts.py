@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from hookstats.rules import (
     Inputs,
     LearningRate,
     Rule,
+    SuddenShift,
     Untrained,
     UpdateSize,
     WeightDecay,
@@ -58,16 +60,68 @@ def said(
 
 
 TARGETS = torch.arange(30) % 3
+UNITS = torch.tensor([1.0, 1, 1, 1, 25, 1])
 
 
 def test_a_column_that_dominates_is_named() -> None:
-    units = torch.tensor([1.0, 1, 1, 1, 25, 1])
-    (alert,) = said(Inputs, change=lambda x: x * units)
+    (alert,) = said(Inputs, change=lambda x: x * UNITS)
     assert (alert.step, alert.channel, alert.site) == (0, 4, "")
     assert "channel 4 has an rms of" in alert.message
     assert alert.advice.startswith("standardise it")
-    assert said(Inputs, change=lambda x: x * units.sqrt()) == []
-    assert said(Inputs, nn.Sequential(nn.BatchNorm1d(6), network()), lambda x: x * units) == []
+    assert said(Inputs, change=lambda x: x * UNITS.sqrt()) == []
+    assert said(Inputs, nn.Sequential(nn.BatchNorm1d(6), network()), lambda x: x * UNITS) == []
+
+
+def from_step(begins: int, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """What changes inputs from a step on."""
+    steps = count()
+    return lambda x: x if next(steps) < begins else change(x)
+
+
+def of_a_shard(x: Tensor) -> Tensor:
+    """A batch in which a third of the rows lacks what scales column 4."""
+    return torch.cat((x[:10] * UNITS, x[10:]))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x * UNITS, of_a_shard, lambda x: x + 40 * (UNITS > 1)]
+)
+def test_a_column_that_begins_to_dominate_is_named(change: Callable[[Tensor], Tensor]) -> None:
+    (alert,) = said(Inputs, change=from_step(20, change), steps=60)
+    assert (alert.step, alert.since, alert.channel, alert.site) == (22, 20, 4, "")
+    assert "has a column that dominates, as it never did: channel 4 has an rms of" in alert.message
+    model = nn.Sequential(nn.BatchNorm1d(6), network())
+    assert said(Inputs, model, from_step(20, change), steps=30) == []
+
+
+def rare(x: Tensor) -> Tensor:
+    """A batch with a column that is large in one batch of 4, and another that never was before."""
+    x = x.clone()
+    x[:, 1] *= 40 if float(x[0, 0]) > 0.67 else 1
+    x[:, 2] = 0
+    return x
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x,
+        rare,
+        from_step(20, lambda x: x * UNITS.sqrt()),
+        from_step(20, lambda x: 3 * x),
+    ],
+)
+def test_columns_that_vary_do_not_dominate(change: Callable[[Tensor], Tensor]) -> None:
+    assert not [a for a in said(Inputs, change=change, steps=60) if "dominates" in a.message]
+
+
+def test_a_shift_of_the_input_names_its_column() -> None:
+    units = torch.where(UNITS > 1, 200.0, 1.0)
+    alerts = said(SuddenShift, change=from_step(40, lambda x: x * units), steps=50, lr=0.0)
+    (alert,) = (alert for alert in alerts if alert.kind == "input")
+    assert (alert.site, alert.step, alert.since) == ("", 41, 40)
+    assert "; channel 4 has" in alert.message
+    assert alert.advice == "look at the batch of this step"
 
 
 def test_inputs_that_were_scaled_twice() -> None:
