@@ -40,7 +40,7 @@ class Choices:
         """Record what these modules choose."""
         handles = []
         for name, module in modules.items():
-            many = _choices(module)
+            many = choices_of(module)
             if many is not None:
                 sites = Sites(self._buffers, name, CHOICES, _values, sharding=self._sharding)
                 self.sites.append(sites)
@@ -94,7 +94,7 @@ def _shares(chosen: Tensor, many: int) -> Tensor:
     return counts.index_add_(0, places, ones)[:many] / len(flat)
 
 
-def _choices(module: nn.Module) -> int | None:
+def choices_of(module: nn.Module) -> int | None:
     """Among how many a module may choose; None if it may not choose."""
     if type(module).__module__.startswith("torch."):
         return None

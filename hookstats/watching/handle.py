@@ -26,6 +26,7 @@ from hookstats.hooks.noise_scale import NOISE_SCALE, NoiseScale
 from hookstats.hooks.observe import Point, listen
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.root_modules import RootModules
+from hookstats.hooks.routers import entropy_of
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.sharding import Sharding
 from hookstats.hooks.step_sample import StepSample, update_ratio
@@ -159,6 +160,7 @@ class Watch(Unique):
         self._handles += self._roots.attach_ends()
         self._handles += self._observers.attach_attention(selection)
         self._handles += self._observers.attach_choices(selection)
+        self._handles += self._observers.attach_routers(selection, weakly(self._log_router))
         self._recorder.loads = Loads(lists_of(selection.all_modules))
         for name in selection.parameters:
             self._observers.add_parameter(selection, name)
@@ -627,6 +629,12 @@ class Watch(Unique):
             value = finish(tensor) if tensor.is_cpu else OnDevice(tensor, finish)
             values[f"{name}/{first + group}"] = value
         self._log.add(values)
+
+    def _log_router(self, name: str, found: Tensor) -> None:
+        """Keep the entropy of a router's last call, of what `Routers` found."""
+        if not self._closed:
+            value = entropy_of(found) if found.is_cpu else OnDevice(found, entropy_of)
+            self._log.add({f"router_entropy/{name}": value})
 
     def _close_at_exit(self) -> None:
         """Close the watch, if it is open, as the interpreter ends."""

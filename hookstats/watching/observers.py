@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.buffers.double_buffer import DoubleBuffer
@@ -23,6 +23,7 @@ from hookstats.hooks.inert import marked
 from hookstats.hooks.modules import ModuleHook, fastest
 from hookstats.hooks.observe import Point
 from hookstats.hooks.parameters import Parameters
+from hookstats.hooks.routers import Routers
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.sharding import Sharding
 from hookstats.hooks.widths import Sites, Suffixes, Widths
@@ -101,6 +102,20 @@ class Observers:
             return []
         wanted = {n: m for n, m in selection.all_modules.items() if selection.wants(n, m)}
         return self._choices.attach(wanted)
+
+    def attach_routers(
+        self, selection: Selection, log: Callable[[str, Tensor], object]
+    ) -> list[RemovableHandle]:
+        """Have the entropy of routers handed on, if outputs are recorded."""
+        if "output" not in self._settings.kinds:
+            return []
+        wanted = {n: m for n, m in selection.all_modules.items() if selection.wants(n, m)}
+        return Routers(self._buffers, log).attach(wanted, self._ran)
+
+    def _ran(self, name: str) -> bool:
+        """Whether anything in a module has run in a recorded step."""
+        inside = (one for one in self._watched if one.name.startswith(f"{name}."))
+        return any(sites.called for one in inside for sites in one.sites)
 
     def attach_point(
         self, name: str, point: Point, phases: Mapping[str, int]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from hookstats.hooks.routers import entropies, entropy_of
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, DeadChannels, Untrained
 from hookstats.watching.watch import watch
@@ -120,9 +121,26 @@ def test_codes_that_are_never_chosen_are_a_note() -> None:
 def test_experts_of_a_switch_layer() -> None:
     torch.manual_seed(0)
     model, x = Switch(), torch.randn(60, 4)
-    shares = torch.bincount(model.router(x).argmax(1), minlength=3) / 60
+    logits = model.router(x).detach()
+    shares = torch.bincount(logits.argmax(1), minlength=3) / 60
+    tokens = sum(entropy(row) for row in logits.softmax(-1)) / 60
     record, _ = trained(model, lambda: model(x).square().mean())
     assert record.scalars["load_entropy/experts"] == pytest.approx(entropy(shares))
+    assert record.scalars["router_entropy/router"] == pytest.approx(tokens, rel=1e-4)
+
+
+@pytest.mark.parametrize("experts", [3, 700])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_entropy_of_logits_and_of_probabilities(experts: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    row = torch.randn(experts).to(dtype)
+    given = row.expand(2, 100, experts)  # of 700 experts more than is read, and all alike
+    expected = entropy(row.double().softmax(-1))
+    assert entropy_of(entropies(given)) == pytest.approx(expected, rel=1e-3)
+    shares = given.double().softmax(-1).to(dtype)
+    assert entropy_of(entropies(shares)) == pytest.approx(expected, rel=0.02)
+    sure = nn.functional.one_hot(torch.arange(4) % 3, experts).to(dtype)
+    assert entropy_of(entropies(sure)) == 0.0
 
 
 @pytest.mark.parametrize("name", ["experts", "branches"])
@@ -150,7 +168,7 @@ def test_layers_that_all_run_alike_are_no_experts() -> None:
 
     model = Stack()
     record, _ = trained(model, lambda: model(torch.randn(5, 4)).square().mean(), 3)
-    assert not [name for name in record.scalars if name.startswith("load")]
+    assert not [name for name in record.scalars if "entropy" in name]
 
 
 def test_training_is_the_same_bit_by_bit() -> None:
@@ -187,3 +205,5 @@ def test_experts_of_mixtral() -> None:
         expected = torch.bincount(each.topk(2, -1).indices.flatten(), minlength=4) / 128
         assert record[name, "choices[2]"].mean.tolist() == pytest.approx(expected.tolist())
         assert record.scalars[f"load_entropy/{name}"] == pytest.approx(entropy(expected))
+        tokens = sum(entropy(row) for row in each.detach().softmax(-1)) / 64
+        assert record.scalars[f"router_entropy/{name}"] == pytest.approx(tokens, rel=1e-4)
