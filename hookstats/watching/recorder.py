@@ -575,11 +575,11 @@ class Recorder:
             if writer is not None:
                 what = f"closing out = {str(writer.path)!r}"
                 lost = "steps that are not on the disk are lost"
-                self._attempt(what, lost, partial(writer.close, coverage))
+                is_whole = self._attempt(what, lost, partial(writer.close, coverage))
                 self._attempt(what, "no other watch may write the run", writer.unlock)
                 if self._upload is not None:
                     self._upload.end()
-                if self.last_words is not None and self.rank == 0:
+                if is_whole and self.last_words is not None and self.rank == 0:
                     path = short_path(writer.path) if self._upload is None else self._upload.url
                     say(f"{path}: {self.last_words()}: hookstats show {path}")
             self._notices.finish(self.patience)

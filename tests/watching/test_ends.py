@@ -107,3 +107,18 @@ def test_a_run_that_is_closed_says_so_once(
     w.close()
     (line,) = [one for one in capsys.readouterr().err.splitlines() if "hookstats show" in one]
     assert line == f"hookstats: {tmp_path}: 1 step, 5 tensors: hookstats show {tmp_path}"
+
+
+def test_nothing_is_said_of_a_run_that_could_not_be_closed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another directory has its name: there, `hookstats show` would show something else."""
+    model = nn.Linear(4, 2)
+    w = watch(model, out=tmp_path / "a", every=1)
+    model(torch.randn(3, 4)).sum().backward()
+    w.step()
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "a").mkdir()
+    w.close()
+    assert "another directory has taken the place" in caplog.text
+    assert "hookstats show" not in capsys.readouterr().err
