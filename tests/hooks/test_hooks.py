@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from support.changed_outputs import CHANGES, MODULES
 from support.expected import assert_stats
 from support.modules import Lambda
 from torch import Tensor, nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from hookstats.hooks import gradients
 from hookstats.watching.settings import KINDS
@@ -155,6 +157,44 @@ def test_each_backward_counts() -> None:
         assert w.latest.observed.tolist() == [3]
         merged = "several backwards, merged: 3 gradients of 1 calls of grad_output of 0"
         assert merged in str(w.coverage()).splitlines()
+
+
+def _by_schedule(loss: Tensor, x: Tensor, parameters: list[nn.Parameter]) -> None:
+    """As stages of a zero-bubble pipeline do."""
+    groups = stage_backward_input([loss], None, [x], iter(parameters))[1]
+    stage_backward_weight(iter(parameters), groups)
+
+
+def _by_grad(loss: Tensor, x: Tensor, parameters: list[nn.Parameter]) -> None:
+    torch.autograd.grad(loss, x, retain_graph=True)
+    for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        p.grad = gradient
+
+
+@pytest.mark.parametrize("split", [_by_schedule, _by_grad])
+def test_a_split_backward_is_named(split: Callable[..., None]) -> None:
+    """First the gradients of inputs, then those of weights: what comes twice has sums of two, with
+    the same rms, and the coverage names exactly these tensors."""
+    model = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))
+    parameters = list(model.parameters())
+    x = torch.randn(4, 3, requires_grad=True)
+    with watch(model, every=1) as w:
+        model(x).square().mean().backward()
+        w.step()
+        whole = w.latest
+        model.zero_grad()
+        split(model(x).square().mean(), x, parameters)
+        w.step()
+        doubled = set()
+        for site, before in zip(whole.sites, whole.values(), strict=True):
+            now = w.latest[site.name, site.kind].per_tensor()
+            torch.testing.assert_close(now.rms, before.per_tensor().rms)
+            if not torch.equal(now.count, before.per_tensor().count):
+                doubled.add((site.name, site.kind))
+        rows = [row for row in w.coverage() if row.backwards > row.forwards]
+        assert doubled == {(row.name, row.kind) for row in rows} != set()
+        assert {kind for _, kind in doubled} == {"grad_output"}
+        assert "several backwards, merged: " in str(w.coverage())
 
 
 def test_an_undefined_gradient_is_missing() -> None:
