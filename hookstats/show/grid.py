@@ -132,7 +132,7 @@ def _elide(
 
 
 def elide(names: Sequence[str], width: int, mark: str = "…") -> list[str]:
-    """The names in `width` characters, with `mark` in the middle of those that are longer.
+    """The names in `width` characters, with `mark` in the middle of longer ones.
 
     The mark is about a third from the left, moved where that keeps more of the names distinct.
     """

@@ -92,13 +92,13 @@ def overview(
     apart: Collection[int] = (),
     cells: int = MOST_CELLS,
 ) -> Overview:
-    """The whole tensors of a run; every step has a column of its own while there is room.
+    """The whole tensors of a run; every step has a column while there is room.
 
     Every step is read once, without its channels.
 
     Args:
         steps: the recorded steps to show, ascending; by default all.
-        apart: steps that have columns of their own in any case, and so have their neighbours.
+        apart: steps that are never merged, nor are their neighbours.
         cells: the most sites * columns there may be; beyond it, columns merge neighbouring steps.
     Raises:
         ValueError: there are no steps.

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.payloads import numbers_of, payload_of
+from support.payloads import numbers_of, payload_of, scripts_of
 from support.samples import BINS, record_of, sample
 from torch import Tensor
 
@@ -434,12 +434,15 @@ def test_codes_of_shares_are_near(x: float) -> None:
     assert (code - 1) / (SHARES - 2) == pytest.approx(x, abs=0.0004)
 
 
-def test_a_payload_unpacks() -> None:
+@pytest.mark.parametrize("early", [None, ["b"], []])
+def test_a_payload_unpacks(early: list[str] | None) -> None:
     payload = Payload()
     payload.add("a", np.array([[1, 2], [3, 255]], np.uint8))
     payload.add_block("b", compress(planes(np.array([[0x1234, 0xFF00], [7, 6]]), 2)))
     payload.describe(name="层</script>", arrays=[{"name": "b", "width": 2}], sites=[None, None])
-    unpacked = payload_of(f'<script id="payload">{payload.pack()}</script>')
+    first, rest = payload.pack(early)
+    assert bool(rest) == (early == [])
+    unpacked = payload_of(scripts_of(first, rest))
     assert unpacked["name"] == "层</script>"
     assert list(unpacked["bytes"]["a"]) == [1, 2, 3, 255]
     assert numbers_of(unpacked, "b").tolist() == [[0x1234, 0xFF00], [7, 6]]
@@ -513,8 +516,8 @@ def test_what_does_not_fit_is_wider_and_says_so(long_run: Run) -> None:
     payload = Payload()
     arrays = add_numbers(payload, view, [alert], 300_000)
     payload.describe(sites=[None] * 100, arrays=arrays)
-    unpacked = payload_of(f'<script id="payload">{payload.pack()}</script>')
-    assert len(payload.pack()) * 3 / 4 < 310_000  # with the head
+    unpacked = payload_of(scripts_of(*payload.pack()))
+    assert len(payload.pack()[0]) * 3 / 4 < 310_000  # with the head
     starts = {one["name"]: one["starts"] for one in unpacked["arrays"]}
     assert starts["seen"] is None
     assert len(starts["mean"]) < 600

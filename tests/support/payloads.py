@@ -13,16 +13,21 @@ import numpy as np
 
 def payload_of(page: str) -> dict[str, Any]:
     """The description in a page; its small arrays are "bytes", by name, and its blocks "blocks"."""
-    found = re.search(r'<script id="payload"[^>]*>([^<]*)</script>', page)
-    assert found
-    whole = base64.b64decode(found[1])
+    first, rest = re.findall(r'<script id="(?:payload|rest)"[^>]*>([^<]*)</script>', page)
+    whole, later = base64.b64decode(first), base64.b64decode(rest)
     size = int.from_bytes(whole[:4], "little")
     head, whole = zlib.decompress(whole[4 : 4 + size]), whole[4 + size :]
     length = int.from_bytes(head[:4], "little")
     description: dict[str, Any] = json.loads(head[4 : 4 + length])
     small = cut(head[4 + length :], description["lengths"])
-    blocks = {name: zlib.decompress(b) for name, b in cut(whole, description["blocks"]).items()}
+    packed = cut(whole, description["blocks"]) | cut(later, description["later"])
+    blocks = {name: zlib.decompress(data) for name, data in packed.items()}
     return {**description, "bytes": small, "blocks": blocks}
+
+
+def scripts_of(first: str, rest: str) -> str:
+    """What `Payload.pack` gives, as a page has it."""
+    return f'<script id="payload">{first}</script><script id="rest">{rest}</script>'
 
 
 def cut(data: bytes, lengths: list[tuple[str, int]]) -> dict[str, bytes]:

@@ -16,14 +16,13 @@ from hookstats.records.alerts import incidents_of, worst
 from hookstats.rules import Alert, Rules
 from hookstats.rules.replaying import replayed
 from hookstats.runs.run import Run
-from hookstats.show.focus import step_of
+from hookstats.show.focus import statistic_of, step_of
 from hookstats.show.notebook import about_html
 from hookstats.show.overview import Overview, overview
 from hookstats.show.page.content import content, name_of
 from hookstats.show.page.curves import curves
 from hookstats.show.page.numbers import add_numbers, statistics_of
 from hookstats.show.page.outliers import outliers
-from hookstats.show.page.payload import Payload
 from hookstats.show.paired import paired
 from hookstats.show.progress import track
 from hookstats.show.sampled import sampled
@@ -52,6 +51,9 @@ _BARE = re.compile("^ *(//.*\n)?", re.MULTILINE)
 _MOST_BYTES = 2_850_000  # compressed; in base64, with the scripts, 4 MB
 _LEAST_BYTES = 400_000  # for the numbers, however much there is beside them
 _APART = 240  # steps
+
+_EARLY = {"seen", "nan", "posinf", "neginf", "count", "dead", "rms"}
+"""The arrays of the first picture, with that of the first incident's statistic."""
 
 
 Steps = tuple[int | None, int | None]
@@ -85,19 +87,21 @@ def render(
         ValueError: the run has no steps, or none of these, or rules stands for no rules; or there
             is both another run and `ranks`.
     """
+    first, rest = _packed(run, rules, steps, other, ranks)
     return Template(_asset("page.html")).substitute(
         title=html.escape(printable(name_of(run))),
         style=_asset("page.css"),
         script=_BARE.sub("", "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)),
-        payload=_payload(run, rules, steps, other, ranks).pack(),
+        payload=first,
+        rest=rest,
         fallback=about_html(run),
     )
 
 
-def _payload(
+def _packed(
     run: Run, rules: Rules | None, steps: Steps | None, other: Run | None, ranks: bool
-) -> Payload:
-    """What the page of `render` shows."""
+) -> tuple[str, str]:
+    """What the page of `render` shows: for its first picture, and the rest."""
     others = _others(run, other, ranks)
     chosen = _within(run, steps)
     alerts, failures = _alerts(run, rules, steps)
@@ -111,7 +115,7 @@ def _payload(
     payload.describe(
         curves=curves(run, view), outliers=outliers(view, some), statistics=statistics_of(view)
     )
-    room = max(_LEAST_BYTES, _MOST_BYTES - len(payload.pack()) * 3 // 4)
+    room = max(_LEAST_BYTES, _MOST_BYTES - len(payload.pack()[0]) * 3 // 4)
     arrays = add_numbers(payload, view, apart, room // 2 if others else room)
     about = []
     for n, (name, one) in enumerate(others.items()):
@@ -120,7 +124,9 @@ def _payload(
         channels = [None if s in pair.uneven else x.channels for s, x in enumerate(pair.sites)]
         about.append({"name": name, "curves": curves(one, pair), "channels": channels})
     payload.describe(arrays=arrays, others=about, ofRanks=ranks and bool(others), apart=_APART)
-    return payload
+    found = worst(incidents_of(alerts)) or worst(incidents_of(theirs))
+    shown = {*_EARLY, *(statistic_of(incident.cause) for incident in found[:1])}
+    return payload.pack([one["name"] for one in arrays if one["name"].split(".")[-1] in shown])
 
 
 def _alerts(

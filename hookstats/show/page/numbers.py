@@ -38,8 +38,8 @@ def add_numbers(
 ) -> list[dict[str, Any]]:
     """Add arrays [S, columns] to a payload, which have up to `room` compressed bytes together.
 
-    Those that do not fit have wider columns, which merge steps; steps `apart` and their neighbours
-    keep columns of their own. Names of arrays begin with `prefix`.
+    Arrays that do not fit have wider columns, which merge steps; steps `apart` and their neighbours
+    are not merged. Names of arrays begin with `prefix`.
 
     Returns, as JSON: of each array its name, code, bytes per number and "starts", the first column
     of the overview that each of its columns merges, or null where columns are the same.

@@ -1,10 +1,11 @@
-"""Payload: the content of a page, as JSON and blocks of bytes in one string."""
+"""Payload: the content of a page, as JSON and blocks of bytes in two strings."""
 
 from __future__ import annotations
 
 import base64
 import json
 import zlib
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -38,24 +39,32 @@ class Payload:
         """Add what `compress` made of the `planes` of an array."""
         self._blocks[name] = compressed
 
-    def pack(self) -> str:
-        """All of it, in base64: the length of the head (uint32, little-endian), the head, and the
-        blocks, each of them compressed by zlib.
+    def pack(self, early: Collection[str] | None = None) -> tuple[str, str]:
+        """What the first picture needs, and the rest, in base64.
 
-        The head is the length of the JSON (uint32), the JSON and the small arrays. The JSON is the
-        description with "lengths" and "blocks": [[name, bytes], ...] of the arrays and of the
-        compressed blocks.
+        The first string has the length of the head (uint32, little-endian), the head, and the
+        blocks named in `early`, or all of them; the second string has the other blocks. Head and
+        blocks are compressed by zlib. The head is the length of the JSON (uint32), the JSON and
+        the small arrays. The JSON is the description with "lengths", "blocks" and "later":
+        [[name, bytes], ...] of the small arrays, and of the compressed blocks in each string.
         """
         lengths = [[name, len(data)] for name, data in self._small.items()]
-        blocks = [[name, len(data)] for name, data in self._blocks.items()]
+        first: dict[str, bytes] = {}
+        rest: dict[str, bytes] = {}
+        for name, data in self._blocks.items():
+            (first if early is None or name in early else rest)[name] = data
+        blocks, later = (
+            [[name, len(data)] for name, data in some.items()] for some in (first, rest)
+        )
         text = json.dumps(
-            {**self._description, "lengths": lengths, "blocks": blocks},
+            {**self._description, "lengths": lengths, "blocks": blocks, "later": later},
             ensure_ascii=False,
             separators=(",", ":"),
             allow_nan=False,
         ).encode()
         head = compress(b"".join((_length(text), text, *self._small.values())))
-        return base64.b64encode(b"".join((_length(head), head, *self._blocks.values()))).decode()
+        strings = (b"".join((_length(head), head, *first.values())), b"".join(rest.values()))
+        return base64.b64encode(strings[0]).decode(), base64.b64encode(strings[1]).decode()
 
 
 def _length(data: bytes) -> bytes:

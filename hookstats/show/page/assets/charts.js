@@ -115,7 +115,7 @@ class Chart {
     for (const [k, left, width] of this.samples()) {
       const i = s * data.columns + data.sampleAt[k];
       if (data.seen[i] && some(data, i)) continue;
-      context.fillStyle = fills.get(statesOf(data)[i]) ?? hatch(context, css("--muted"));
+      context.fillStyle = fills.get(statesOf(data, s)[data.sampleAt[k]]) ?? hatch(context, css("--muted"));
       context.fillRect(left, plot.y, width + 0.5, plot.h);
     }
   }

@@ -2,18 +2,10 @@
 
 const CODES = { missing: 0, dead: 1, nonfinite: 2, firstLevel: 3 }; // bytes of a channel image
 
-// What the first heatmap and its readout need, which are of the rms, or of the statistic of the worst
-// incident; what else there is, is inflated after the first frame.
-const FIRST = ["seen", "nan", "posinf", "neginf", "dead", "rms"];
-
-function firstOf({ alerts, incidents }) {
-  const statistic = incidents.length ? alerts[incidents[0].alerts[0]].statistic : "rms";
-  return new Set([...FIRST, statistic === "nonfinite" ? "count" : statistic]); // a share, of the counts
-}
-
-// With `whole` all numbers are there at once, else once `data.rest()` is kept.
-async function unpack(text, whole) {
-  const all = bytesOf(text);
+// The first heatmap needs the early arrays, which come before the scripts: it is drawn while the browser
+// still reads the rest. With `whole` all arrays are there at once, else once `data.rest()` is kept.
+async function unpack(whole) {
+  const all = bytesOf(byId("payload").textContent);
   const size = new DataView(all.buffer).getUint32(0, true);
   const head = await inflate(all.subarray(4, 4 + size));
   const length = new DataView(head.buffer).getUint32(0, true);
@@ -22,25 +14,28 @@ async function unpack(text, whole) {
   data.columns = data.spans.length;
   data.channels = data.sites.map((site) => (site.uneven ? null : site.channels));
   data.starts = Object.create(null);
-  // What is set beside, run B or each rank, has the same names in an object of its own.
+  // What is set beside, run B or each rank, has the same names in a separate object.
   data.others = data.others.map((about) => Object.assign(Object.create(data), about, { starts: Object.create(null) }));
-  const packed = cut(all, 4 + size, data.blocks);
-  const arrays = data.arrays.map((about) => {
+  const arrays = Object.fromEntries(data.arrays.map((about) => {
     const [, n, name] = /^(?:b(\d+)\.)?(.*)$/.exec(about.name);
     const owner = n === undefined ? data : data.others[n];
     owner.starts[name] = about.starts;
-    return { name, add: async () => {
-      const bytes = await inflate(packed[about.name]);
-      lazily(owner, name, () => decode(data, about, bytes));
-    } };
-  });
-  const add = (isWanted) => Promise.all(arrays.filter(({ name }) => isWanted(name)).map((array) => array.add()));
-  const first = firstOf(data);
-  await add((name) => whole || first.has(name));
-  data.rest = () => (whole ? null : add((name) => !first.has(name)));
+    return [about.name, (bytes) => lazily(owner, name, () => decode(data, about, bytes))];
+  }));
+  const add = (packed) => Promise.all(Object.entries(packed).map(async ([name, bytes]) => arrays[name](await inflate(bytes))));
+  await add(cut(all, 4 + size, data.blocks));
+  data.rest = async () => {
+    await parsed();
+    await add(cut(bytesOf(byId("rest").textContent), 0, data.later));
+  };
+  if (whole) await data.rest();
   for (const one of data.statistics) one.of = SHARES[one.id] ?? ((d, i) => d[one.id][i]);
   placeSamples(data);
   return data;
+}
+
+function parsed() {
+  return document.readyState === "loading" ? new Promise((kept) => addEventListener("DOMContentLoaded", kept)) : null;
 }
 
 function bytesOf(base64) {

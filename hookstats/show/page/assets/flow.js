@@ -3,7 +3,7 @@
 
 const flow = { sites: [], left: 0, width: 1 };
 
-const TYPES = 6; // lines with colours of their own
+const TYPES = 6; // lines with different colours
 
 // [{ type, sites }]: the layers by type, those of which there are most first; few of a kind are one group.
 function typesOf(sites) {

@@ -73,7 +73,7 @@ async function start(unpacked) {
   await frame();
   const main = byId("main");
   main.dataset.first = performance.now().toFixed(1); // what benchmarks read
-  await data.rest();
+  if (!linked) await data.rest();
   whole = true;
   draw(true);
   const shown = panels.has(linked?.view) && document.querySelector(`[data-tools="${linked.view}"]`);
@@ -406,7 +406,7 @@ function describeCell(s, column) {
   const width = widthOf(site.name);
   const lines = [`${label(site)} ${site.plain}`, ...(width ? [width] : []), stepsOf(data.spans[column])];
   const unseen = sources().find((d) => !d.seen[i]);
-  if (unseen) return [...lines, unseenText(unseen, i)].join("\n");
+  if (unseen) return [...lines, unseenText(unseen, s, column)].join("\n");
   const x = statistic.of(data, i, site);
   const merged = sources().filter((d) => d.starts[statistic.id]).map((d) => reach(d, statistic.id, column)).sort((one, other) => other[2] - one[2])[0] ?? [0, 0, 1];
   lines.push(`${statistic.label} ${statistic.scale === "ratio" ? "×" : ""}${statistic.scale === "share" ? percent(x) : number(x)}${merged[2] > 1 ? ` of ${stepsOf(merged)}` : ""}`);

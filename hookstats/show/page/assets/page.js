@@ -33,7 +33,7 @@ function paper() {
 theme();
 paper();
 // A link may be to any number.
-unpack(byId("payload").textContent, location.hash.length > 1).then(start).catch((error) => {
+unpack(location.hash.length > 1).then(start).catch((error) => {
   const old = typeof DecompressionStream === "undefined";
   byId("failure").textContent = old
     ? "This page needs a browser of 2023 or later (DecompressionStream)."

@@ -16,7 +16,7 @@ function showTiles(data, s, column) {
   const i = s * data.columns + column;
   const seen = data.seen[i];
   if (!seen && !data.b?.seen[i]) {
-    byId("tiles").replaceChildren(element("div", {}, element("dt", {}, site.plain), element("dd", {}, unseenText(data, i))));
+    byId("tiles").replaceChildren(element("div", {}, element("dt", {}, site.plain), element("dd", {}, unseenText(data, s, column))));
     return;
   }
   const bad = ["nan", "posinf", "neginf"]
@@ -176,7 +176,7 @@ function showRun(data) {
   const notes = [
     merged > 1
       ? `${integer(run.steps)} steps are shown in ${integer(data.columns)} columns: each merges up to ${merged} neighbouring recorded steps, and no step is left out; up to ${data.apart} steps that have alerts are not merged. hookstats report --steps A:B shows a window whole.`
-      : "Every recorded step has a column of its own.",
+      : "Every recorded step has a column.",
     wide.length ? `To keep the file small, ${wide.join(", ")} merge neighbouring steps, and say which; around up to ${data.apart} steps that have alerts none is merged. hookstats report --steps A:B shows a window whole.` : null,
     data.samples.length < run.steps ? `Histograms, quantiles and channels are those of ${plural(data.samples.length, "step")}, each as it was recorded; columns between them show the nearest.` : null,
     "A pixel of several steps shows the most striking of them; zoom by dragging over the steps, and back by a double click.",

@@ -57,20 +57,23 @@ function offered(kind = chosen.kind) {
 // What a cell is, where it is no number on the scale; numbers are places in 0..1.
 const LEVEL = { missing: -3, absent: -2, none: -1, nonfinite: 9 };
 
-// What there is of each cell, [sites * columns], of what the page is about or what is set beside.
+// What there is of each column of a site, of what the page is about or what is set beside.
 const STATE = { finite: 0, nonfinite: 1, absent: 2, missing: 3 };
 const stateOf = new WeakMap();
 
-function statesOf(d) {
-  if (stateOf.has(d)) return stateOf.get(d);
+function statesOf(d, s) {
+  if (!stateOf.has(d)) stateOf.set(d, []);
+  return (stateOf.get(d)[s] ??= findStates(d, s));
+}
+
+function findStates(d, s) {
   const { seen, nan, posinf, neginf } = d;
-  const states = new Uint8Array(seen.length); // finite
-  for (let i = 0; i < states.length; i++) {
-    if (!seen[i]) states[i] = STATE.missing;
-    else if (nan[i] + posinf[i] + neginf[i] > 0) states[i] = STATE.nonfinite;
+  const states = new Uint8Array(d.columns); // finite
+  for (let t = 0, i = s * d.columns; t < d.columns; t++, i++) {
+    if (!seen[i]) states[t] = STATE.missing;
+    else if (nan[i] + posinf[i] + neginf[i] > 0) states[t] = STATE.nonfinite;
   }
-  d.sites.forEach((_, s) => findAbsent(d, s, states.subarray(s * d.columns, (s + 1) * d.columns)));
-  stateOf.set(d, states);
+  findAbsent(d, s, states);
   return states;
 }
 
@@ -87,7 +90,7 @@ function findAbsent(d, s, states) {
   });
 }
 
-const unseenText = (d, i) => (statesOf(d)[i] === STATE.absent ? "no gradient came" : "not recorded");
+const unseenText = (d, s, t) => (statesOf(d, s)[t] === STATE.absent ? "no gradient came" : "not recorded");
 
 // What values are compared with, instead of the steps before one: the other layers in the same step.
 const PEERS = "layers";
@@ -98,22 +101,24 @@ const PEERS = "layers";
 // has any, or of all for null; or for PEERS, by column, the median of all sites.
 function valuesOf(data, sites, statistic, relative, before) {
   const T = data.columns;
-  const states = sources().map(statesOf);
-  const [one, other] = [states[0], states.at(-1)];
+  const states = new Map(sites.map((s) => {
+    const [one, ...others] = sources().map((d) => statesOf(d, s));
+    return [s, others.length ? one.map((state, t) => Math.max(state, others[0][t])) : one];
+  }));
   const stored = data.statistics.includes(statistic) && !SHARES[statistic.id];
   const values = new Map(sites.map((s) => {
     if (stored) return [s, data[statistic.id].subarray(s * T, s * T + T)];
-    const row = new Float64Array(T);
-    for (let t = 0, i = s * T; t < T; t++, i++) row[t] = Math.max(one[i], other[i]) < STATE.absent ? statistic.of(data, i, data.sites[s]) : NaN;
+    const [row, state] = [new Float64Array(T), states.get(s)];
+    for (let t = 0, i = s * T; t < T; t++, i++) row[t] = state[t] < STATE.absent ? statistic.of(data, i, data.sites[s]) : NaN;
     return [s, row];
   }));
   const rows = [...values.values()];
   const usual = relative ? usualOf(values, before, T) : undefined;
   const scale = relative ? ratioScale(sizesOf(rows, (x, r, t) => Math.log10(x) - usualAt(usual.get(sites[r]), t))) : chooseScale(rows, statistic.scale, statistic.id);
   const levels = new Map(sites.map((s) => {
-    const [row, level, own] = [values.get(s), new Float32Array(T), usual?.get(s)];
-    for (let t = 0, i = s * T; t < T; t++, i++) {
-      const [x, state] = [row[t], Math.max(one[i], other[i])];
+    const [row, level, own, stateOfSite] = [values.get(s), new Float32Array(T), usual?.get(s), states.get(s)];
+    for (let t = 0; t < T; t++) {
+      const [x, state] = [row[t], stateOfSite[t]];
       if (state === STATE.missing) level[t] = LEVEL.missing;
       else if (state === STATE.absent) level[t] = LEVEL.absent;
       else if (state === STATE.nonfinite && statistic.id !== "nonfinite") level[t] = LEVEL.nonfinite;
@@ -232,9 +237,17 @@ function ratioScale(sizes) {
   const reach = Math.log10(rounded(Math.max(10 ** (sizes.at(-1) ?? 0), 2), ABOVE));
   const linear = Math.min(Math.max(quantile(sizes, 0.9) || 0, reach / 1000), reach);
   const most = Math.asinh(reach / linear);
-  const at = (x) => 0.5 + Math.asinh(x / linear) / most / 2;
+  const at = tabulated((x) => 0.5 + Math.asinh(x / linear) / most / 2, reach);
   const text = (x) => "×" + number(Number((10 ** x).toPrecision(2)));
   const between = 10 ** (linear * Math.sinh(most / 2));
   const middle = Math.log10(between < Math.SQRT2 ? 1 + rounded(between - 1) : rounded(between));
   return { palette: "diverging", at, ticks: [0, -reach, reach, -middle, middle], text };
+}
+
+// A function of -most..most from a table, as fine as colours are: asinh takes long for a million cells.
+function tabulated(of, most) {
+  const half = 1 << 14;
+  const table = new Float32Array(2 * half + 1);
+  for (let k = -half; k <= half; k++) table[half + k] = of((k / half) * most);
+  return (x) => table[half + Math.round(Math.min(Math.max(x / most, -1), 1) * half)];
 }

@@ -1,4 +1,4 @@
-// The rows of the heatmap: layers, folded by block where there are many, or those that a search finds.
+// The rows of the heatmap: layers, folded by block where there are many, or the layers that a search finds.
 
 const FOLD_FROM = 40; // rows
 
