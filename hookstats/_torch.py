@@ -77,7 +77,7 @@ foreach_zero_ = torch._foreach_zero_
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether `tensor` has no dispatch of its own: its memory holds its values (all; required)."""
+    """Whether no subclass dispatches for `tensor`: its memory holds its values (all; required)."""
     return type(tensor).__torch_dispatch__ is _disabled_torch_dispatch_impl
 
 

@@ -42,9 +42,9 @@ def tidy() -> None:
 def look_at_tracer() -> None:
     """Have dynamo guard on the module that it compiles, and note what `tidy` has to remove.
 
-    The graphs of sibling modules cannot serve this module: each graph has the states of its own
-    sites. Where dynamo knows that, it does not count all these graphs as recompilations of one
-    function, of which it allows 8.
+    The graphs of sibling modules cannot serve this module: each graph has the states of one
+    module's sites. Where dynamo knows that, it does not count all these graphs as recompilations
+    of one function, of which it allows 8.
     """
     traced = _torch.current_translation()
     if traced is None:

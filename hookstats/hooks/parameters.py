@@ -78,8 +78,8 @@ class Parameters:
     ) -> _hooks.Parameters | None:
         """Accumulate the watched ones of the parameters, with their gradients divided by `scale`.
 
-        groups: lists of parameters. native: the C++ half, which suffices as long as parameters and
-            gradients are like those that it was made of.
+        groups: lists of parameters. native: the C++ half, valid while parameters and gradients
+            match the ones from which it was made.
 
         Returns:
             The C++ half for the next step with these parameters.

@@ -128,7 +128,7 @@ class _CallHook(Hook):
     def __init__(self, roots: RootModules) -> None:
         self._roots = roots
         self.called = self.seen = False
-        # Modes, (gradients, training), of the open step's calls: those that count, those left out.
+        # Modes, (gradients, training), of the open step's calls: counted ones, left-out ones.
         self._modes: set[tuple[bool, bool]] = set()
         self._left_out: set[tuple[bool, bool]] = set()
         self._training: set[tuple[bool, bool]] = set()

@@ -27,14 +27,13 @@ several of these, one of which must match."""
 class Selection:
     """The chosen modules and parameters of a model by their names, each once.
 
-    Without `include` these are all parameters, and all modules without children or with parameters
-    of their own, such as blocks; torch's own attention, which uses the weights of its child, is one
-    of these. With `include`, they are the
-    modules that it matches, and the parameters that it matches or whose module it matches.
-    `exclude` removes modules and parameters in the same way. A glob must match the whole name, a
-    regular expression some part of it; a string that is a name is no glob. Names are qualified
-    names without the prefixes of wrappers; a module or parameter that has several names goes by
-    the first, and is found by each.
+    Without `include` these are all parameters, and all modules that have no children or have
+    parameters themselves, such as blocks; torch's own attention, which uses the weights of its
+    child, is one of these. With `include`, they are the modules that it matches, and the parameters
+    that it matches or whose module it matches. `exclude` removes modules and parameters in the same
+    way. A glob must match the whole name, a regular expression some part of it; a string that is a
+    name is no glob. Names are qualified names without the prefixes of wrappers; a module or
+    parameter that has several names goes by the first, and is found by each.
 
     Raises:
         ValueError: include or exclude is no Selector.
@@ -224,7 +223,7 @@ def _uses_weights(module: nn.Module) -> bool:
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:
-    """Whether a module computes something, and has no children that do, or parameters of its own.
+    """Whether a module computes something, and either no child does or it has parameters itself.
 
     The model as a whole is no leaf by its own parameters: a child of it returns the same tensor.
     """

@@ -70,7 +70,7 @@ def _log_cuts(bins: LogBins, first: int, last: int, most: int) -> Int64:
         bits -= 1
     width = 1 << (bins.subdivision_bits - bits)
     outer = -(-farthest // width)
-    inner = max(outer - room, 1)  # the zeros have no width of their own
+    inner = max(outer - room, 1)  # the zeros have no width
     away = np.arange(inner, max(outer, inner) + 1) * width + small
     cuts = np.concatenate((zero - away[::-1], zero + 1 + away)).clip(0, bins.slots)
     used = slice(

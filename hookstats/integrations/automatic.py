@@ -13,8 +13,8 @@ hand: then each backward closes a step.
 The script's loss is logged, and the norm of its gradients before clipping; see `loop`.
 
 An optimizer that comes later closes steps of the watch that has its parameters. One of other models
-begins a training of its own, as where a script trains one model after the other: it gets a watch of
-its own, and watches end whose optimizers are gone.
+begins another training, as where a script trains one model after the other: it gets another watch,
+and watches whose optimizers are gone end.
 """
 
 from __future__ import annotations

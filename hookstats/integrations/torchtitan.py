@@ -70,7 +70,7 @@ def _resumes(trainer: Trainer) -> bool:
 def _number(trainer: Trainer, watched: Watch) -> Numbering:
     """Give each step the Trainer's number when it begins.
 
-    Nothing is observed before: where the Trainer loads a checkpoint, a function of its own steps
+    Nothing is observed before: where the Trainer loads a checkpoint, one of its functions steps
     the optimizers without gradients.
     """
     numbering = Numbering(watched, list(trainer.optimizers.optimizers))

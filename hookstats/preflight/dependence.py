@@ -311,14 +311,14 @@ def _matches(given: Given, target: Tensor | None, shift: int) -> bool:
 
 
 def _equal_mostly(expected: Tensor, target: Tensor) -> bool:
-    counts = target >= 0  # those that the loss leaves out are below
+    counts = target >= 0  # targets that the loss leaves out are negative
     constant = bool((expected == expected.flatten()[0]).all())
     share = (expected == target)[counts].double().mean() if counts.any() else 0.0
     return float(share) >= 0.95 and not constant
 
 
 def _with_other_end(tensor: Tensor, dim: int, samples: int, cut: int) -> Tensor:
-    """The tensor with the last times of the next sample; of its own first times, if it is alone."""
+    """The tensor with the last times of the next sample, or its first ones if it is alone."""
     changed = tensor.clone()
     length = tensor.shape[dim] - cut
     end = changed.narrow(dim, cut, length)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 class Snapshot:
     """The attributes of a model's modules, and the values of their tensors.
 
-    Each module's attributes are kept, the entries of those that are dictionaries, lists or sets,
+    Each module's attributes are kept, the entries of dictionaries, lists and sets among them,
     copies of its tensors (parameters, buffers, and tensors that are plain attributes), and which
     tensors are the gradients of parameters.
     """

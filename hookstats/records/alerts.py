@@ -170,7 +170,7 @@ class Grouping:
 
 
 def _once(alerts: Iterable[Alert]) -> list[Alert]:
-    """The alerts of an incident without those that another rank gave first."""
+    """The alerts of an incident, without repetitions of another rank's."""
     first: dict[tuple[str, str, str], int | None] = {}
     return [
         alert

@@ -259,7 +259,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
         match key:
             case (str(name), str(kind)):
                 site = self._index.get((name, kind))
-                if site is not None:  # as a rule, and the finder takes long to make
+                if site is not None:  # usually, and building the finder takes long
                     return site
                 found = self._finder(name, kind)
                 return None if found is None else self._index[found]

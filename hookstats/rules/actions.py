@@ -2,7 +2,7 @@
 
 ``hs.watch(model, optimizer, rules=["default", hs.actions.Slack(url)])`` sends one message for each
 incident that is worse than a note, when it begins. Any callable that takes an Incident is an
-action. Actions are called on threads of their own: one that is slow, hangs or fails leaves the
+action. Each action is called on a separate thread: one that is slow, hangs or fails leaves the
 training alone. Of several ranks, the first one calls them.
 """
 

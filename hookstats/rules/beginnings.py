@@ -48,9 +48,9 @@ class Initialisation(Rule):
     those of a head; if all weights are zero; if all values are equal, so that all its units learn
     the same; and if the rms of an embedding is above `embedding`. The gains of norms are compared
     with each other alone. The rule looks once, at the first step, and not at weights that were
-    trained before, as norms with values of their own show: there, some filters are often dead, and
-    some are large. Heads, whose outputs no later weight takes, may begin small. The alert's value
-    is the gain.
+    trained before, which norms with other values than 0 and 1 show: there, some filters are often
+    dead, and some are large. Heads, whose outputs no later weight takes, may begin
+    small. The alert's value is the gain.
     """
 
     name: ClassVar[str] = "initialisation"

@@ -367,7 +367,7 @@ class History:
         self.dead[found] = is_dead
 
     def _place(self, record: StepRecord) -> None:
-        """Find where the sites of `record` are, and make room for those that are new."""
+        """Find where the sites of `record` are, and make room for new ones."""
         self.sites = Sites(record.sites)
         outputs = np.flatnonzero(self.sites.of_kind("output"))
         self.classes = self.last_output = self.last_gradient = None

@@ -222,7 +222,7 @@ class UpdateSize(Rule):
     their epsilon (Kingma and Ba, 2015). A rule of thumb is 1e-3 (Karpathy, CS231n). There is an
     alert if the median over all weights is above `most` in `lasting` steps in a row, as momentum
     may overshoot for a step or two, or above a hundred times that in one; if that over the matrices
-    of a parameter group, but for those that begin with an rms below `rms`, is above `group` times
+    of a parameter group, except matrices that begin with an rms below `rms`, is above `group` times
     `most` in as many; or if that of every weight is below `least` in ten, while the learning rate
     does not grow. The rule looks at the first `steps` steps, as the weights change later. The
     alert's value is the median ratio.

@@ -46,7 +46,7 @@ class Rule(ABC):
     Args:
         action: "warn" gives one RuleWarning per step; "raise" raises RuleError when the next step
             or the watch closes; a callable gets every Alert, on another thread.
-        patience: 1 or more recorded steps in a row, of those that observed the tensor.
+        patience: 1 or more recorded steps in a row, counting steps that observed the tensor.
         every: the least number of steps between two alerts about the same finding.
 
     Raises:
@@ -159,7 +159,7 @@ class Rule(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ScalarRule(Rule):
-    """A rule about scalars; `check` is asked of records where a class has one of its own."""
+    """A rule about scalars; `check` is called with records if a class defines it."""
 
     def check(self, record: StepRecord, history: History) -> Iterable[Alert]:
         return ()

@@ -162,7 +162,7 @@ def lock_name(rank: int) -> str:
 
 
 def listed_ranks(names: Collection[str]) -> list[int]:
-    """The ranks that have a file of their own among the files of a run directory, ascending."""
+    """The ranks that have a header among the files of a run directory, ascending."""
     ranks = [rank for rank in map(owner, names) if rank is not None]
     return sorted({rank for rank in ranks if rank_json(rank) in names})
 

@@ -63,7 +63,7 @@ def index_of(footers: Mapping[PartName, Footer], valid: Bounds) -> Index:
     for name, footer in footers.items():
         records = index.setdefault(name.rank, {})
         ends = list(accumulate(footer.groups))
-        # Channels of a part without tensors are those that a kill has left.
+        # A kill may leave channels of a part without its tensors.
         bound = valid.get(name[:2], -math.inf)
         start = 0
         for step, rows in footer.records:

@@ -61,7 +61,7 @@ class MergedRecords:
                     raise
 
     def records(self, *, channels: bool = True) -> Iterator[StepRecord]:
-        """The records of all steps, but those that are deleted or left out meanwhile."""
+        """The records of all steps, except steps deleted or left out meanwhile."""
         for step in self.steps():
             with suppress(KeyError):
                 yield self.record(step, channels=channels)

@@ -38,7 +38,7 @@ class Footer(NamedTuple):
     """The steps of the part, ascending, and how many rows each has. Channels that were kept because
     of an incident may come before those of earlier parts."""
     written: int
-    """How many records the rank wrote into earlier parts, those that are gone included."""
+    """How many records the rank wrote into earlier parts, deleted ones included."""
     groups: list[int]
     """The number of rows of each row group; every row group has whole records."""
     gaps: dict[int, str]

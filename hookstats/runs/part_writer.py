@@ -73,11 +73,11 @@ class PartWriter:
         self._rows: dict[str, list[Rows]] = {folder: [] for folder in encoders}
         self._pending = 0  # the bytes of these
         self._sealed: list[tuple[Written, dict[str, Any]]] = []  # parts that are not on the disk
-        self._parts: dict[int, Written] = {}  # those that are, by number
-        self._replaces: set[int] = set()  # the numbers of those that training went back with
+        self._parts: dict[int, Written] = {}  # parts on the disk, by number
+        self._replaces: set[int] = set()  # numbers of parts made void by going back
         self._number = 0  # of the next part
         self._before = -1  # the step written last
-        self._written = 0  # records in all parts, those that are gone included
+        self._written = 0  # records in all parts, deleted ones included
         self._gaps: dict[int, str] = {}  # since the last part that is sealed
         self._left = 0  # bytes of temporary files that could not be removed
         self._due = 0.0  # when the pending part is old, or when to try again

@@ -60,7 +60,7 @@ def open_run(
         skip_damaged: leave out parts that are damaged, with one RuntimeWarning each; by default
             a call that needs a damaged part raises a ValueError that names the part.
         grad_scale: a factor for the gradients of modules' tensors, to compare several runs. None:
-            gradients are as each rank saw them, of the loss of its own samples. "header": the
+            gradients are as each rank saw them, of the loss of the rank's samples. "header": the
             factor that each rank noted (1 where none is known) turns them into gradients of the
             mean loss of all ranks. A number: this factor, for example 1 / n where the losses of n
             micro-batches are not divided by n. Histograms are moved by whole bins.

@@ -217,7 +217,7 @@ class RankScalars(ScalarsByName):
 
     "grad_norm" is that of the whole gradients, which each rank may have a part of: it follows from
     the merged records, and is made when it is asked for. "steps_per_second" is that of the slowest
-    rank, "watch_seconds" the greatest; of all others, which as a rule are numbers of the rank's own
+    rank, "watch_seconds" the greatest; of all others, which usually are numbers of the rank's
     batch, the mean over the ranks that logged the step.
     """
 

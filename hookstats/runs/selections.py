@@ -21,7 +21,7 @@ from hookstats.runs.parts import Parts
 from hookstats.stats.state import TALLIES
 
 Choose = Callable[[Collection[Key]], list[Key]]
-"""Of all sites, those that are chosen."""
+"""Returns the chosen ones of all sites."""
 _KEYS = ("step", "site", "kind")
 
 

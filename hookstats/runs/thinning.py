@@ -1,7 +1,7 @@
 """Thinning: which steps of old parts go first to keep to `max_bytes`.
 
-Of the older three quarters first those go that 2 does not divide, then those that 4 does not, and
-so on: what stays is spread evenly, and all ranks keep the same steps, but for the last few. Steps
+Of the older three quarters, steps that are no multiple of 2 go first, then of 4, and so
+on: what stays is spread evenly, and all ranks keep the same steps, but for the last few. Steps
 around incidents go last.
 """
 

@@ -83,8 +83,8 @@ class RunWriter:
     If `max_bytes` is given, the parts of the rank never hold more once a part is written. Every
     step in the newest quarter of `max_bytes` is kept, and so are the steps around incidents
     (`AROUND` recorded steps before and after each cause that is worse than a note), the latest
-    first, in up to half of it. Of the older steps those go first that 2 does not divide, then
-    those that 4 does not, and so on. Deleted records are counted beside the header.
+    first, in up to half of it. Of the older steps, the ones that are no multiple of 2 go
+    first, then of 4, and so on. Deleted records are counted beside the header.
 
     Args:
         out: the directory, made if missing; must be empty, or hold other ranks of the same run.

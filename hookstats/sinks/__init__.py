@@ -1,7 +1,7 @@
 """Sinks: where records go besides the run directory.
 
 A sink is a callable that takes a StepRecord, such as a function; it may have a `close()`.
-`watch(..., sinks=[...])` calls the sink on a thread of its own, once per recorded step, in order,
+`watch(..., sinks=[...])` calls the sink on a separate thread, once per recorded step, in order,
 and closes the sink at the end. If the sink has a method `write_scalars(step, rank, values)`, that
 gets the numbers of every closed step, recorded or not, by their names. A sink that raises is called
 again at later steps, with pauses that grow, and training goes on; after eight failures in a row

@@ -21,13 +21,13 @@ class JSONL:
 
     A line is an object with step, rank, site, kind, shape, dtype, observed (calls merged) and the
     tensor's statistics; a statistic that is not finite is null. Only run directories have channels
-    and histograms. The numbers that training logs are a line of their own per step, also where the
+    and histograms. The numbers that training logs are a separate line per step, also where the
     step is not recorded: an object with step, rank and scalars. What the disk does not take is left
     out, whole.
 
     Args:
         path: the file.
-        ranks: which of several ranks write. "all": each into a file of its own, rank 1 into
+        ranks: which of several ranks write. "all": each into a separate file, rank 1 into
             `stats.rank1.jsonl` where rank 0 has `stats.jsonl`.
             A rank, such as 0: this one alone. "merged": rank 0 writes, and only records of the
             whole model, as `hookstats.Reduce` has them.

@@ -27,7 +27,7 @@ class TensorBoard:
             histograms, soon make thousands of charts, which TensorBoard is slow to show.
         histograms: whether to write histograms, too.
         every: of the recorded steps, steps 0, every, 2 * every, ... are written.
-        ranks: which of several ranks write. "all": each in curves of its own, rank 1 in the
+        ranks: which of several ranks write. "all": each in separate curves, rank 1 in the
             directory `rank1` in `logdir`; a writer of your own each rank has itself.
             A rank, such as 0: this one alone. "merged": rank 0 writes, and only records of the
             whole model, as `hookstats.Reduce` has them.

@@ -31,7 +31,7 @@ class WandB:
         every: of the recorded steps, steps 0, every, 2 * every, ... are logged.
         commit: whether each step is logged at once, as a step of the W&B run. False adds the step
             to whatever the training logs next: for training that gives `wandb.log` its own steps.
-        ranks: which of several ranks write. "all": each to a W&B run of its own.
+        ranks: which of several ranks write. "all": each to a separate W&B run.
             A rank, such as 0: this one alone. "merged": rank 0 writes, and only records of the
             whole model, as `hookstats.Reduce` has them.
         **init: arguments for `wandb.init`, if there is no run.

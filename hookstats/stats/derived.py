@@ -85,7 +85,7 @@ def dead(columns: Columns) -> Array:
 
     This is what "dead" means everywhere: in alerts, tables, figures and reports. A dead channel of
     an output carries no signal; a dead channel of a gradient receives none. NaN and infinities do
-    not count here: they have counts of their own. A channel without finite values is not dead, and
+    not count here: they are counted separately. A channel without finite values is not dead, and
     neither is a channel that is stuck at another value.
     """
     count = columns("count")

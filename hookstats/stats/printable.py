@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""`text` with an escape such as ``\x1b`` for each character that has no shape of its own.
+    r"""`text` with an escape such as ``\x1b`` for each character that a terminal does not draw.
 
     Those are what Python's `str.isprintable` calls so: control characters, which would drive a
     terminal, marks that turn the direction of the text around, halves of characters that cannot be

@@ -20,7 +20,7 @@ from hookstats.hooks.steps import parameters_of
 from hookstats.rules.facts import LoopFact, What
 
 _FIRST = 64
-"""How many steps of an optimizer are looked at; after these, those that are recorded."""
+"""How many steps of an optimizer are checked; later, only recorded ones are."""
 _LASTS = 3
 """How many steps have something before it is told."""
 _DROPOUTS = nn.modules.dropout._DropoutNd
@@ -41,7 +41,7 @@ class Loop:
         buffers: DoubleBuffer,
         tell: Callable[[LoopFact], object],
     ) -> None:
-        """names: of parameters, by id. modules: those that are watched. tell: takes what is
+        """names: of parameters, by id. modules: the watched ones. tell: takes what is
         found."""
         self._names = names
         self._rescaled = {

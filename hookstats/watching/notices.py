@@ -1,4 +1,4 @@
-"""Notices: tells actions of incidents, each action on a thread of its own."""
+"""Notices: tells actions of incidents, each action on a separate thread."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def is_taken(name: str) -> bool:
 
 def agreed(name: str, find: Callable[[], str]) -> str:
     """The free name that `find` finds for `name`. Ranks of a process group take the one that the
-    first of them finds, whatever the others have begun to write since then.
+    first of them finds, whatever the others have begun to write in the meantime.
 
     Raises:
         ValueError: there are several ranks, and they have no process group through which to agree:

@@ -1,4 +1,4 @@
-"""Reduce, Exchange: ranks merge their records while they train, over a process group of their own.
+"""Reduce, Exchange: ranks merge their records while they train, over a separate process group.
 
 Each rank gathers the whole tensors of all ranks and merges them. The gathering runs on the flush
 threads, beside the training.

@@ -216,8 +216,8 @@ class ScalarLog:
         is_shown: bool,
         is_stuck: bool = False,
     ) -> StepScalars:
-        """Close the open step, and return what it has so far; `values` are those that come by
-        themselves.
+        """Close the open step, and return what it has so far; `values` are the ones recorded
+        without `log`.
 
         is_shown: whether sinks and rules get its record, with these. is_stuck: whether the step is
         closed because the optimizer does not step, so that it shows nothing of what is usual.
