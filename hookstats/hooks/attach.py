@@ -30,17 +30,36 @@ def check_model(model: object) -> None:
             )
 
 
+_ALSO = {
+    "activation": "output",
+    "gradient": "param_grad",
+    "grad": "param_grad",
+    "weight": "param",
+    "parameter": "param",
+}
+"""What other tools call some kinds, without a plural's s."""
+
+
+def _meant(kind: str, known: Collection[str]) -> str | None:
+    """The known kind that somebody means by `kind`, if any."""
+    also = _ALSO.get(kind.lower().removesuffix("s"))
+    if kind in known or also in known:
+        return kind if kind in known else also
+    return next(iter(difflib.get_close_matches(kind, known, n=1)), None)
+
+
 def check_kinds(kinds: Collection[str], known: Collection[str]) -> None:
     """Raise a ValueError unless `kinds` are one or more of `known`."""
     if isinstance(kinds, str) or not isinstance(kinds, Collection) or not kinds:
-        meant = f"; did you mean ({kinds!r},)?" if isinstance(kinds, str) and kinds in known else ""
+        meant = _meant(kinds, known) if isinstance(kinds, str) else None
+        hint = f"; did you mean ({meant!r},)?" if meant else ""
         raise ValueError(
-            f"kinds = {kinds!r}: expected one or more of {', '.join(known)}, in a tuple{meant}"
+            f"kinds = {kinds!r}: expected one or more of {', '.join(known)}, in a tuple{hint}"
         )
     for kind in kinds:
         if kind not in known:
-            close = difflib.get_close_matches(str(kind), known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            meant = _meant(str(kind), known)
+            hint = f"; did you mean {meant!r}?" if meant else ""
             if kind == "param_grad":
                 hint = "; for a parameter's gradient, capture(parameter)"
             raise ValueError(f"kinds has {kind!r}: expected some of {', '.join(known)}{hint}")

@@ -169,6 +169,15 @@ def _is_optimizer(one: object) -> bool:
     return isinstance(one, Optimizer)
 
 
+def _inner(wrapper: Any) -> Optimizer | None:
+    """The optimizer that a wrapper has step: under a usual name, or, where the wrapper has no step
+    hooks itself, under any."""
+    held = [getattr(wrapper, name, None) for name in _WRAPPED]
+    if not takes_step_hooks(wrapper):
+        held += getattr(wrapper, "__dict__", {}).values()
+    return next(filter(_is_optimizer, held), None)
+
+
 def unwrapped(optimizer: Any) -> Optimizer:
     """The optimizer that steps: `optimizer`, or the one that it wraps.
 
@@ -176,7 +185,7 @@ def unwrapped(optimizer: Any) -> Optimizer:
         ValueError: it is no optimizer, and wraps none.
     """
     found = optimizer
-    while inner := next(filter(_is_optimizer, (getattr(found, n, None) for n in _WRAPPED)), None):
+    while inner := _inner(found):
         found = inner
     if isinstance(found, Optimizer) and takes_step_hooks(found):
         return found

@@ -81,6 +81,11 @@ def test_an_argument_of_another_name(
         (lambda m, o: hs.watch(m, list(m.parameters())), "optimizer that has these parameters"),
         (lambda m, o: hs.watch(m, "runs/a"), r"did you mean out='runs/a'\?"),
         (lambda m, o: hs.watch(m, m), r"watch\(\[model, other\], optimizer\)"),
+        (lambda m, o: hs.watch(m, o, kinds="output"), r"did you mean \('output',\)\?"),
+        (lambda m, o: hs.watch(m, o, kinds="gradients"), r"did you mean \('param_grad',\)\?"),
+        (lambda m, o: hs.watch(m, o, kinds=["activations"]), "did you mean 'output'"),
+        (lambda m, o: hs.watch(m, o, kinds=["weights"]), "did you mean 'param'"),
+        (lambda m, o: hs.watch(m, o, kinds=["param_grads"]), "did you mean 'param_grad'"),
         (lambda m, o: hs.watch(m, o, bins=64), r"bins = 64: .* LinearBins\(64, lo=-4.0, hi=4.0\)"),
         (lambda m, o: hs.watch(m, o, max_bytes="10GB"), r"10 GB are 10 \* 10\*\*9"),
         (lambda m, o: hs.watch(m, o, rules=["nan"]), r"loss.*; did you mean 'non-finite'\?"),
@@ -115,19 +120,20 @@ def test_a_scheduler_stands_for_its_optimizer(model: nn.Module, optimizer: Optim
         assert watch.latest.step == 0
 
 
-def test_an_optimizer_that_wraps_another_and_has_no_hooks(model: nn.Module) -> None:
+@pytest.mark.parametrize("name", ["original_optimizer", "_sgd"])
+def test_an_optimizer_that_wraps_another_and_has_no_hooks(model: nn.Module, name: str) -> None:
     class Private(Optimizer):
         """As the DPOptimizer of Opacus: an Optimizer that never called its `__init__`."""
 
         def __init__(self, original: Optimizer) -> None:
-            self.original_optimizer = original
+            setattr(self, name, original)
 
         def step(self, closure: Any = None) -> None:
-            self.original_optimizer.step()
+            getattr(self, name).step()
 
         @property
         def param_groups(self) -> Any:
-            return self.original_optimizer.param_groups
+            return getattr(self, name).param_groups
 
         def __repr__(self) -> str:
             return "Private"
