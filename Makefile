@@ -206,12 +206,13 @@ wheels:  ## For each of PYTHONS="python3.11 ...": a wheel with the C++ hooks of 
 	  venv=build/venvs/$$($$python -c 'import sys; print(sys.implementation.cache_tag)'); \
 	  mkdir -p build/torches; \
 	  headers=$$($$python _build/headers.py build/torches $(TORCHES)) || exit 1; \
-	  HOOKSTATS_HEADERS="$$headers" VIRTUAL_ENV= $(MAKE) --no-print-directory VENV=$$venv PYTHON=$$python wheel || exit 1; \
+	  WHEEL_HEADERS="$$headers" VIRTUAL_ENV= $(MAKE) --no-print-directory VENV=$$venv PYTHON=$$python wheel || exit 1; \
 	done
 
 wheel: $(STAMPS)/wheel | $(LOGS)  ## Build a manylinux wheel for this Python into dist/, for every torch >= 2.10
 	rm -rf build/wheel build/lib* build/bdist*
 	TORCH_CUDA_ARCH_LIST="$(or $(TORCH_CUDA_ARCH_LIST),8.0;9.0;10.0+PTX)" \
+	  HOOKSTATS_HEADERS="$${WHEEL_HEADERS-}" \
 	  $(BIN)/python -m pip --disable-pip-version-check wheel -v --no-build-isolation --no-deps \
 	  --wheel-dir build/wheel . >$(LOGS)/wheel.log 2>&1 || { cat $(LOGS)/wheel.log; exit 1; }
 	@sed -n 's/^ *\(hookstats: .*\)/\1/p' $(LOGS)/wheel.log
