@@ -82,6 +82,11 @@ def _updates(history: History) -> Iterator[_Sign]:
     if middle >= _SMALL:
         yield _Sign(f"tiny steps (each changes weights by {middle:.2g} of their size)")
         return
+    if not middle and any(past[-1] for past in rates_of(history)):
+        many = sum(not ratio for ratio in ratios.values())
+        says = f"gradients that are exactly zero, those of {many} of {len(ratios)} weights"
+        yield _Sign(says, "look for what lets none pass: dead units, a constant, weights of zero")
+        return
     bound = always_clipped(history)
     says = f"steps that change weights by {middle:.2g} of their size"
     says += f", of gradients that are always clipped to {bound:.3g}" if bound else ""

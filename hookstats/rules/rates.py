@@ -205,7 +205,7 @@ def always_clipped(history: History) -> float:
     """The norm that all gradients so far were clipped to; 0 where they were not, or where every
     tensor stays as it is, as with a single batch and a learning rate of 0."""
     norms = history.scalars.get(GRADIENT_NORM, [])
-    if len(norms) < 8 or not 0 < max(norms) < math.inf or not history.pushed:
+    if len(norms) < 8 or not all(0 < norm < math.inf for norm in norms) or not history.pushed:
         return 0.0
     past = history.past_rms
     varies = (np.fmax.reduce(past, 1) > (1 + _SAME) * np.fmin.reduce(past, 1)).any()

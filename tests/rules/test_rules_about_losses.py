@@ -170,6 +170,9 @@ def test_a_loss_that_does_not_fall_says_what_looks_wrong() -> None:
     assert "; suspect: steps that change weights by" in slow.message
     assert "tiny steps" not in slow.message
     assert slow.advice == "multiply the learning rate by ten"
+    dead = flat(classifier(nn.Threshold(1e3, 0.0)))
+    assert "suspect: gradients that are exactly zero, those of 2 of 2 weights;" in dead.message
+    assert "the learning rate" not in dead.advice
     cut = flat(Cut())
     assert "; suspect: gradients that reach 2 of 4 parameters; ruled out: " in cut.message
     assert "cuts the graph" in cut.advice

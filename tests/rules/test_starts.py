@@ -280,6 +280,7 @@ def test_gradients_that_are_always_clipped() -> None:
     assert (alert.step, alert.severity) == (39, "note")
     assert "is 0.001 in each step" in alert.message
     assert said(Clipping, steps=40, clip=100.0) == []
+    assert said(Clipping, change=from_step(20, lambda x: x * torch.nan), steps=44, clip=1e-3) == []
 
 
 def test_a_clip_that_stops_the_weights_is_the_remedy() -> None:
