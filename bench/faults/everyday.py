@@ -149,6 +149,13 @@ EVERYDAY = (
         batch=plant.of_inputs(plant.with_large_channel),
     ),
     Fault(
+        name="data/column-grows",
+        base="cnn-colours",
+        says=("inputs",),
+        step=LATE,
+        batch=plant.of_inputs(plant.with_other_units),
+    ),
+    Fault(
         name="data/scaled-twice",
         base="cnn",
         says=("inputs",),

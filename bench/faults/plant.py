@@ -198,6 +198,12 @@ def with_large_channel(x: Tensor) -> Tensor:
     return x
 
 
+def with_other_units(x: Tensor) -> Tensor:
+    """A quarter of the samples has one channel in other units."""
+    x[: len(x) // 4, 1] *= 30
+    return x
+
+
 def with_decay(factor: float) -> Start:
     """Step a schedule that is meant for epochs with each batch."""
 

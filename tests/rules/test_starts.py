@@ -24,6 +24,7 @@ from hookstats.rules import (
     Untrained,
     UpdateSize,
     WeightDecay,
+    default_rules,
 )
 from hookstats.watching.watch import watch
 
@@ -70,6 +71,21 @@ def test_a_column_that_dominates_is_named() -> None:
     assert alert.advice.startswith("standardise it")
     assert said(Inputs, change=lambda x: x * UNITS.sqrt()) == []
     assert said(Inputs, nn.Sequential(nn.BatchNorm1d(6), network()), lambda x: x * UNITS) == []
+
+
+def test_a_column_that_dominates_causes_the_large_step() -> None:
+    torch.manual_seed(0)
+    model, units = network(), torch.where(UNITS > 1, 5000.0, 1.0)
+    optimizer = SGD(model.parameters(), 0.1)
+    with watch(model, optimizer, every=1, rules=[*default_rules(), lambda incident: None]) as w:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(torch.randn(30, 6) * units), TARGETS)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    (incident,) = (one for one in w.incidents if one.severity != "note")
+    assert incident.cause.rule == "inputs"
+    assert "update size" in {alert.rule for alert in incident.consequences}
 
 
 def from_step(begins: int, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
