@@ -20,14 +20,14 @@ from hookstats.records.replicas import CHECKSUM
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs import selections
 from hookstats.runs.decode import decode, numbers, one_chunk
-from hookstats.runs.format import HISTOGRAM, require_pyarrow
+from hookstats.runs.format import CHANNELS, HISTOGRAM, TENSORS, require_pyarrow, schema_of
 from hookstats.runs.format import STATISTICS as COLUMNS
 from hookstats.runs.run import Run, open_run
 from hookstats.runs.series import span
 
 _SHOWN = 10
 """The number of sites that the text of a comparison lists."""
-_AT_ONCE = 1 << 15
+_AT_ONCE = 1 << 13
 """About how many tensors of each run are compared at once."""
 _SITE = STATISTICS.index("site")
 _UNLIKE = tuple(map(STATISTICS.index, ("site", "channels", "nan", "posinf", "neginf")))
@@ -280,20 +280,20 @@ def comparisons(a: Run, b: Run, steps: Iterable[int], rtol: float = 0.0) -> Iter
     keys: dict[Key, int] = {}
     order = InOrder[int]()  # of their numbers
     with_channels = set(a.steps_with_channels).intersection(b.steps_with_channels)
-    readers = _Reader(a), _Reader(b)
+    of_tensors, of_channels = ([_Reader(run, folder) for run in (a, b)] for folder in _NAMES)
 
-    def compared(several: list[int]) -> Comparison:
-        tables = [reader.rows(several) for reader in readers]
+    def compared(several: list[int], *, channels: bool = False) -> Comparison:
+        tables = [reader.rows(several) for reader in of_tensors]
+        beside = [reader.rows(several) if channels else None for reader in of_channels]
         sites = [selections.site_numbers(table, keys, order) for table in tables]
         named, ordered = list(keys), list(order)
         place = np.argsort(ordered)
+        at_a, at_b = (
+            np.searchsorted(several, numbers(table.column("step"))) * len(keys) + place[site]
+            for table, site in zip(tables, sites, strict=True)
+        )
         of_a, of_b = (
-            _side(
-                run,
-                table,
-                np.searchsorted(several, numbers(table.column("step"))) * len(keys) + place[site],
-            )
-            for run, table, site in zip((a, b), tables, sites, strict=True)
+            _side(*each) for each in zip((a, b), tables, beside, (at_a, at_b), strict=True)
         )
         return difference.differences(several, [named[i] for i in ordered], of_a, of_b, rtol)
 
@@ -304,20 +304,28 @@ def comparisons(a: Run, b: Run, steps: Iterable[int], rtol: float = 0.0) -> Iter
             yield compared(pending)
             pending = []
         if step in with_channels:
-            yield difference.compare(a[step], b[step], rtol)
+            yield compared([step], channels=True)
         else:
             pending = [*pending, step]
     if pending:
         yield compared(pending)
 
 
-class _Reader:
-    """Reads the tensors of a run from its first step to its last, once."""
+_STATE = (*COLUMNS, *HISTOGRAM)
+_NAMES = {
+    TENSORS: ("step", "site", "kind", "channels", "dtype", "observed", *_STATE),
+    CHANNELS: ("step", *_STATE),
+}
+"""The columns that are compared."""
 
-    def __init__(self, run: Run) -> None:
-        names = ("step", "site", "kind", "channels", "dtype", "observed", *COLUMNS, *HISTOGRAM)
-        self._empty = require_pyarrow().Table.from_batches([], run.schema).select(names)
-        self._tables = run.batches(names)
+
+class _Reader:
+    """Reads one of the tables of a run from its first step to its last, once."""
+
+    def __init__(self, run: Run, folder: str) -> None:
+        names = _NAMES[folder]
+        self._empty = require_pyarrow().Table.from_batches([], schema_of(folder)).select(names)
+        self._tables = run.batches(names, channels=folder == CHANNELS)
         self._left = self._empty
 
     def rows(self, steps: list[int]) -> Any:
@@ -333,23 +341,25 @@ class _Reader:
                 self._left = self._left.slice(ends[-1])
                 break
             self._left = next(self._tables, None)
+        if len(found) == 1:
+            return found[0]
         table = require_pyarrow().concat_tables(found or [self._empty])
         return table.unify_dictionaries().combine_chunks()
 
 
-def _side(run: Run, table: Any, places: Int64) -> Side:
+def _side(run: Run, tensors: Any, channels: Any, places: Int64) -> Side:
     """The rows of a run as a side of a comparison."""
-    dtype = one_chunk(table.column("dtype"))
+    dtype = one_chunk(tensors.column("dtype"))
     dtypes = np.array(dtype.dictionary.to_pylist(), object)
     return Side(
         places,
-        numbers(table.column("channels")).astype(np.int64),
+        numbers(tensors.column("channels")).astype(np.int64),
         dtypes[numbers(dtype.indices)],
-        numbers(table.column("observed")),
-        decode(table),
-        None,
+        numbers(tensors.column("observed")),
+        decode(tensors),
+        None if channels is None else decode(channels),
         run.bins,
-        None,
+        run.channel_bins,
     )
 
 

@@ -1,4 +1,4 @@
-"""compare(): where two step records differ, by site and statistic; differences() of many steps."""
+"""differences(): where two runs differ in some steps, by site and statistic."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.keys import InOrder, Key
+from hookstats.records.keys import Key
 from hookstats.records.merge import estimated
-from hookstats.records.record import StepRecord, Table
+from hookstats.records.record import Table
 from hookstats.records.sparse import Float64, Int64, SparseCounts, rows_of
 from hookstats.stats import derived
 from hookstats.stats.bins import Bins, is_sampled
@@ -111,39 +111,13 @@ class Comparison:
         return Difference(*self.keys[place % len(self.keys)], what, channel, a, b, relative)
 
 
-def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
-    """Compare integers exactly, moments to `rtol`, histograms where both have the same bins.
-
-    Where one of them has no channels, tensors are compared.
-
-    Raises:
-        ValueError: rtol is not 0 or more.
-    """
-    if a.channels is None or b.channels is None:
-        a, b = a.without_channels(), b.without_channels()
-    numbers = {key: i for i, key in enumerate(InOrder((a, b)))}
-    return differences([a.step], list(numbers), _side(a, numbers), _side(b, numbers), rtol)
-
-
-def _side(record: StepRecord, numbers: dict[Key, int]) -> Side:
-    """A record as a side; numbers: of all sites."""
-    return Side(
-        np.array([numbers[key] for key in record], np.int64),
-        np.array([site.channels for site in record.sites], np.int64),
-        np.array([site.dtype for site in record.sites], object),
-        record.observed,
-        record.tensors,
-        record.channels,
-        record.bins,
-        record.channel_bins,
-    )
-
-
 def differences(
     steps: Sequence[int], keys: list[Key], a: Side, b: Side, rtol: float = 0.0
 ) -> Comparison:
-    """`compare` of several steps at once, of sides that both have channels or neither; loops over
-    no sites.
+    """Compare integers exactly, moments to `rtol`, histograms where both have the same bins; loops
+    over no sites.
+
+    Where one side has no channels, tensors are compared.
 
     Raises:
         ValueError: rtol is not 0 or more.
@@ -258,6 +232,8 @@ def _moved(
 
 def _shared(a: SparseCounts, b: SparseCounts, slots: int) -> NDArray[Any]:
     """[rows]: how many values lie in the same slots of a row in both."""
+    if np.array_equal(a.offsets, b.offsets) and np.array_equal(a.slots, b.slots):
+        return reduce_runs(np.add, np.minimum(a.counts, b.counts), a.offsets, 0)
     found = np.zeros(a.rows, a.counts.dtype)
     dense = np.zeros(_ROWS * slots, a.counts.dtype)
     begins = np.arange(a.rows) % _ROWS * slots

@@ -12,7 +12,6 @@ from hookstats.records.layout import Cut, Layout, parse_meshes, parse_placements
 from hookstats.records.record import SiteInfo, Table
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.runs.format import HISTOGRAM, LAYOUT, STATISTICS, require_pyarrow
-from hookstats.stats.merge import offsets_of
 from hookstats.stats.state import MOMENTS, TALLIES
 
 DESCRIBED = ("site", "kind", "channel_dim", "channels", "shape", "dtype", *LAYOUT)
@@ -105,10 +104,14 @@ def one_chunk(column: Any) -> Any:
 
 
 def list_offsets(lists: Any) -> Int64:
-    """int64 [rows + 1]: list i of a column has the entries between offsets i and i + 1."""
-    return offsets_of(numbers(lists.value_lengths()))
+    """int64 [rows + 1]: list i of a column, none of which is missing, has the entries between
+    offsets i and i + 1. `value_lengths` would import pyarrow.compute."""
+    offsets: Int64 = numbers(lists.offsets).astype(np.int64)
+    offsets -= offsets[0]
+    return offsets
 
 
 def list_values(lists: Any) -> NDArray[Any]:
     """The entries of all lists of a column."""
-    return numbers(lists.flatten())
+    first, last = numbers(lists.offsets)[[0, -1]].tolist()
+    return numbers(lists.values)[first:last]

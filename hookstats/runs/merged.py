@@ -60,15 +60,13 @@ class MergedRecords:
                 if not self._parts.is_gone(where, error):
                     raise
 
-    def records(self, *, channels: bool = True) -> Iterator[StepRecord]:
-        """The records of all steps, except steps deleted or left out meanwhile."""
-        for step in self.steps():
-            with suppress(KeyError):
-                yield self.record(step, channels=channels)
-
     def tables(self, folder: str) -> Iterator[tuple[StepRecord, Any]]:
-        """The records, and one of the two tables of each as a pyarrow.Table."""
+        """The records of all steps, except steps deleted or left out meanwhile, and one of the two
+        tables of each as a pyarrow.Table."""
+        index = self._parts.channels if folder == CHANNELS else self._parts.index
         encode = encode_channels if folder == CHANNELS else encode_tensors
-        for record in self.records(channels=folder == CHANNELS):
-            if folder != CHANNELS or record.channels is not None:
-                yield record, require_pyarrow().table(encode([record]))
+        for step in sorted(set().union(*index.values())):
+            with suppress(KeyError):
+                record = self.record(step, channels=folder == CHANNELS)
+                if folder != CHANNELS or record.channels is not None:
+                    yield record, require_pyarrow().table(encode([record]))

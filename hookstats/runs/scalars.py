@@ -169,7 +169,10 @@ class Scalars(ScalarsByName):
             self._series = None  # also where there is no memory for the new ones
         if self._series is None:
             table = self.table().combine_chunks()
-            table = table.filter(table["text"].is_null())
+            if (
+                table["text"].null_count < table.num_rows
+            ):  # else this need not import pyarrow.compute
+                table = table.filter(table["text"].is_null())
             names = np.array(table["name"].to_pylist(), object)
             columns = [numbers(table[name]) for name in ("step", "value", "time")]
             found = {}
@@ -180,8 +183,10 @@ class Scalars(ScalarsByName):
         return self._series
 
     def samples(self) -> dict[int, list[int | str]]:
-        self._look()
-        table = self.table().select(["step", "text"]).drop_null()
+        table = self.table().select(["step", "text"])
+        if table["text"].null_count == table.num_rows:
+            return {}
+        table = table.drop_null()
         pairs = zip(*(column.to_pylist() for column in table), strict=True)
         return {step: json.loads(text) for step, text in pairs}
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from support.commands import healthy, write_run
+from support.differences import compare
 from support.samples import record_of
 
 import hookstats as hs
 from hookstats.insight import comparison
 from hookstats.insight.comparison import format_ratio
-from hookstats.records.difference import compare
 from hookstats.records.record import StepRecord
 
 HEAD = ("head", "output")

@@ -1,4 +1,4 @@
-"""difference.compare: every difference between two records is found, and nothing else."""
+"""differences: every difference between two records is found, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.differences import compare
 from support.samples import CHANNEL_BINS, Tensors, changed, record_of, sample, tensors
 
-from hookstats.records.difference import STATISTICS, Difference, compare
+from hookstats.records.difference import STATISTICS, Difference
 from hookstats.records.record import StepRecord
 from hookstats.stats.bins import LinearBins
 from hookstats.stats.state import TALLIES

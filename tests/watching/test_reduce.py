@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.differences import compare
 from support.ranks import Ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -22,7 +23,6 @@ from torch.distributed.tensor.parallel import (
 from torch.optim import SGD
 
 import hookstats as hs
-from hookstats.records.difference import compare
 from hookstats.records.record import StepRecord
 from hookstats.stats.state import COUNT
 
