@@ -13,7 +13,7 @@ class Columns : ColumnsSum<Source, kCounts> {
   using Sum = ColumnsSum<Source, kCounts>;
   static constexpr bool kAddsUp = Source::kVectors && !Source::kSkewed;
   using Sum::item_, Sum::channels_, Sum::place_;
-  using Sum::owned, Sum::exists, Sum::sum, Sum::sum_again;
+  using Sum::owned, Sum::exists, Sum::channel_of, Sum::sum, Sum::sum_again;
   using typename Sum::Real;
 
  public:
@@ -91,10 +91,10 @@ class Columns : ColumnsSum<Source, kCounts> {
         if (row == 0) seen = entry<Channel>(scratch, column);
         sync_block();  // entries of sums, which may come next, begin elsewhere
       }
-      const int64_t channel = place_.begin + owned(c);
-      if (row != 0 || channel >= item_.channels) continue;
+      const int64_t own = place_.begin + owned(c);
+      if (row != 0 || own >= item_.columns()) continue;
       if constexpr (Source::kVectors) totals.put_infinities(Sum::tally_place(c), seen);
-      leave(split, channel, seen);
+      leave(split, own, seen);
     }
     end_split(channel_block, scratch);
   }
@@ -122,11 +122,11 @@ class Columns : ColumnsSum<Source, kCounts> {
     if (!any_in_block(!trusted)) {
       HOOKSTATS_NO_UNROLL
       for (int c = first; c < kOwned; c += place_.down) {
-        const int64_t channel = place_.begin + owned(c);
-        if (channel >= item_.channels) continue;
+        const int64_t own = place_.begin + owned(c);
+        if (own >= item_.columns()) continue;
         Channel seen = all_of(c).channel(static_cast<double>(pick(shift, c)));
         totals.put_infinities(Sum::tally_place(c), seen);
-        leave(split, channel, seen);
+        leave(split, own, seen);
       }
       return true;
     }
@@ -147,20 +147,21 @@ class Columns : ColumnsSum<Source, kCounts> {
     return false;
   }
 
-  // What the block saw of a channel, but for NaNs.
-  HOOKSTATS_DEVICE void leave(int split, int64_t channel, Channel seen) const {
+  // What the block saw of a column, but for NaNs. The columns of a channel, in joined rows, are
+  // merged as its splits are: each row of partial results has one for each channel.
+  HOOKSTATS_DEVICE void leave(int split, int64_t column, Channel seen) const {
     seen.nan =
         (Source::kMasked ? place_.kept : place_.rows) - seen.count - seen.posinf - seen.neginf;
-    if (item_.row_splits == 1) {
-      accumulate(item_, channel, seen);
+    if (item_.splits() == 1) {
+      accumulate(item_, column, seen);
     } else {
-      store_partial(item_, split, channel, seen);
+      store_partial(item_, split * item_.joined, column, seen);
     }
   }
 
   HOOKSTATS_DEVICE void end_split(int channel_block, void* scratch) const {
     sync_block();  // before scratch is used again
-    if (item_.row_splits == 1) return;
+    if (item_.splits() == 1) return;
     if (is_last_block(item_.block_counters + channel_block, item_.row_splits)) {
       const int64_t left = item_.channels - place_.begin;
       accumulate_partials(item_, place_.begin,
@@ -205,9 +206,10 @@ class Columns : ColumnsSum<Source, kCounts> {
       if (counter == 0) continue;
       const int across = place % Sum::across(), down = place / Sum::across();
       const int of_block = Source::kVectors ? across * kOwned + down : place;
-      const int64_t channel = place_.begin + of_block;
-      if (!Source::kSkewed || (of_block < Sum::width() && channel < item_.channels)) {
-        add_global(item_.channel_counts + channel * slots + slot, int64_t{counter} * item_.repeat);
+      const int64_t column = place_.begin + of_block;
+      if (!Source::kSkewed || (of_block < Sum::width() && column < item_.channels)) {
+        add_global(item_.channel_counts + channel_of(column) * slots + slot,
+                   int64_t{counter} * item_.repeat);
       }
       counter = 0;
     }

@@ -61,7 +61,7 @@ class ColumnsReader {
   }
   // From one row, or one channel, to the next.
   HOOKSTATS_DEVICE int64_t row_stride() const {
-    return item_.outer_dims == 1 ? outer_[0].stride : 0;
+    return item_.outer_dims == 1 ? outer_[0].stride * item_.joined : 0;
   }
   HOOKSTATS_DEVICE int64_t row_bytes() const {
     return row_stride() * Source::element_size(common_);
@@ -120,7 +120,12 @@ class ColumnsReader {
   HOOKSTATS_DEVICE int64_t channel(int i) const {
     if constexpr (Source::kMapped)
       return place_.first_channel + place_.channel + (place_.next >> i & 1);
-    return place_.begin + owned(i);
+    return channel_of(place_.begin + owned(i));
+  }
+
+  // That of a column, of which joined rows have several of each channel, in one block.
+  HOOKSTATS_DEVICE int64_t channel_of(int64_t column) const {
+    return item_.joined == 1 ? column : column % item_.channels;
   }
 
   // Where the counters of the channel of element i are in a row of a table: neighbouring threads
@@ -184,7 +189,7 @@ class ColumnsReader {
       const int64_t channel = owned(i);
       const bool in_block = !Source::kSkewed || (channel >= 0 && channel < width());
       const bool in_tensor =
-          Source::kMapped ? channel < place_.elements : place_.begin + channel < item_.channels;
+          Source::kMapped ? channel < place_.elements : place_.begin + channel < item_.columns();
       if (place_.row < place_.down && in_block && in_tensor) place_.exist |= 1u << i;
     }
     place_.offset = (place_.begin + owned(0)) * channel_step();

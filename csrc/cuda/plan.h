@@ -308,6 +308,32 @@ inline void plan_columns(const Device& device, const UpdateParams& p, bool vecto
   plan.scratch = static_cast<int32_t>(scratch);
 }
 
+// How many rows of a few channels are read as one, so that threads' elements begin where vectors do
+// and no thread reads another's: 1 if they are not.
+inline int64_t rows_joined(const UpdateParams& p) {
+  const ChannelView& view = p.view;
+  const int64_t joined = kOwned / std::gcd(view.channels, int64_t{kOwned});
+  const auto bytes = static_cast<uintptr_t>(kOwned * element_size(p.dtype));
+  const bool fit = view.channels < kJoinBelow && is_dense(view) && view.flags == nullptr &&
+                   view.outer_size % joined == 0 &&
+                   reinterpret_cast<uintptr_t>(p.data) % bytes == 0;
+  return fit ? joined : 1;
+}
+
+// False, with nothing planned that is of use, where a block has no room for all of a joined row.
+inline bool plan_joined(const Device& device, const UpdateParams& p, int64_t joined, Plan& plan) {
+  UpdateParams rows = p;
+  rows.view.channels *= joined;
+  rows.view.outer_size /= joined;
+  plan_columns(device, rows, true, false, plan);
+  Item& item = plan.item;
+  if (item.channel_blocks > 1) return false;
+  item.outer_size = rows.view.outer_size;
+  item.joined = static_cast<uint8_t>(joined);
+  item.inner_splits = static_cast<int32_t>(joined);
+  return true;
+}
+
 // Whether channels have maps that follow each other in memory, so that all of a row is side by
 // side, and rows and maps begin where threads' elements may.
 inline bool has_maps(const UpdateParams& p) {
@@ -387,6 +413,7 @@ inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone, i
   item.outer_dims = view.outer_dims;
   item.repeat = view.repeat;
   item.dense = is_dense(view);
+  item.joined = 1;
   const SourceKind wide = vector_source(p.dtype);
   if (view.channels > 1 && view.inner.size == 1) {
     plan.agent = AgentKind::kColumns;
@@ -394,14 +421,17 @@ inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone, i
         wide != SourceKind::kScalars && view.channel_stride == 1 && view.outer_dims <= 1;
     const bool vectors =
         rows && view.channels % kOwned == 0 && aligned(p, kOwned * element_size(p.dtype));
-    const bool skewed = rows && !vectors && alone && view.flags == nullptr;
-    plan_columns(device, p, vectors || skewed, skewed, plan);
+    const int64_t joined = rows && !vectors ? rows_joined(p) : 1;
+    const bool is_joined = joined > 1 && plan_joined(device, p, joined, plan);
+    const bool skewed = rows && !vectors && !is_joined && alone && view.flags == nullptr;
+    if (!is_joined) plan_columns(device, p, vectors || skewed, skewed, plan);
     if (skewed && p.channel_bins.kind != BinKind::kNone && plan.shared.channel_table < 0) {
       plan_columns(device, p, false, false, plan);
     } else if (skewed) {
       plan.agent = AgentKind::kSkewedColumns;
     }
-    plan.source = vectors || plan.agent == AgentKind::kSkewedColumns ? wide : SourceKind::kScalars;
+    const bool wide_rows = vectors || is_joined || plan.agent == AgentKind::kSkewedColumns;
+    plan.source = wide_rows ? wide : SourceKind::kScalars;
   } else {
     plan.agent = AgentKind::kRuns;
     const bool vectors = (view.inner.stride == 1 || view.inner.size == 1) && view.outer_dims <= 1;

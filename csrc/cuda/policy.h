@@ -77,6 +77,8 @@ constexpr int kColumnSplits = 2;
 constexpr int kColumnRoots = 2;
 constexpr int kColumnBytes = 512;
 constexpr int kLeastColumns = 32;
+// Rows of fewer channels are joined, where they are no whole vectors.
+constexpr int kJoinBelow = 2 * kOwned;
 // Rows per thread, channels last, that a split is worth.
 constexpr int kLeastRows = 32;
 // Counters of a slot of a run's table, a power of two: 32 have a bank each. One counter where the

@@ -75,8 +75,12 @@ struct Item {
   int32_t first_block, blocks;
   int32_t outer_dims;
   bool dense;  // whether positions in core/sample.h are offsets in memory
+  // Columns: how many rows of few channels are read as one, which has as many columns of each
+  // channel; `outer_size` has such rows, and `inner_splits` is the same.
+  uint8_t joined;
 
-  HOOKSTATS_HOST_DEVICE int64_t elements() const { return channels * outer_size * inner_size; }
+  HOOKSTATS_HOST_DEVICE int64_t columns() const { return channels * joined; }
+  HOOKSTATS_HOST_DEVICE int64_t elements() const { return columns() * outer_size * inner_size; }
   HOOKSTATS_HOST_DEVICE int32_t splits() const { return row_splits * inner_splits; }
 };
 

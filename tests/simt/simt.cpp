@@ -204,6 +204,9 @@ void pay() {
     const bool again = i > 0 && all[i] == all[i - 1];
     if (all[i].unit != Unit::kCounter) {
       cost->sectors += again ? 0 : 1;
+      const bool same_access =
+          i > 0 && all[i].unit == all[i - 1].unit && all[i].turn == all[i - 1].turn;
+      cost->accesses += all[i].unit == Unit::kSector && !same_access ? 1 : 0;
       continue;
     }
     alike = again ? alike + 1 : 1;

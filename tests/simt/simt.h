@@ -60,9 +60,10 @@ inline void (*observer)(const void* address, size_t bytes, Access access, const 
 // What warps cost, in kernels whose compiler calls races.cpp at every basic block. Lanes then go on
 // in step, and a warp pays once for a block that several of its lanes come to together.
 struct Cost {
-  uint64_t blocks = 0;   // basic blocks
-  uint64_t sectors = 0;  // of 32 bytes, of global and local memory: of one load, each once
-  uint64_t counts = 0;   // additions to shared memory: of one, as many as are to one address
+  uint64_t blocks = 0;    // basic blocks
+  uint64_t sectors = 0;   // of 32 bytes, of global and local memory: of one load, each once
+  uint64_t accesses = 0;  // of a warp to global memory: loads, and rarely others
+  uint64_t counts = 0;    // additions to shared memory: of one, as many as are to one address
 
   uint64_t work() const { return blocks + counts; }
 };

@@ -42,8 +42,8 @@ float value_of(Awkward data, int64_t row, std::mt19937_64& random) {
 }
 
 simt::Cost cost_of(const Shape& shape, DType dtype, Awkward data, const TestBins& tensor,
-                   const TestBins& channel) {
-  Case c = make_case(shape, dtype, Data::kNormal, 0.0, 1.0, 1.0f, 0, 1);
+                   const TestBins& channel, int64_t front = 0) {
+  Case c = make_case(shape, dtype, Data::kNormal, 0.0, 1.0, 1.0f, front, 1);
   const auto size = static_cast<size_t>(element_bytes(dtype));
   std::mt19937_64 random(1);
   for (size_t i = 0; (i + 1) * size <= c.memory.size(); ++i) {
@@ -89,10 +89,37 @@ void test_awkward_data() {
   }
 }
 
+// Rows of a few channels, joined into rows of whole vectors, beside the same rows one element
+// later, which are read with a part of their neighbours.
+void test_few_columns() {
+  for (const int64_t channels : {2, 3, 5, 6, 7}) {
+    const Shape shape{"few columns", {36864 / channels / 4 * 4, channels}, {channels, 1}, 1};
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (const bool counts_too : {false, true}) {
+        const TestBins tensor = counts_too ? TestBins::log(3, -127, 127) : TestBins::none();
+        const TestBins& none = tensor_bins()[0];
+        const simt::Cost joined = cost_of(shape, dtype, Awkward::kNormal, tensor, none);
+        const simt::Cost skewed = cost_of(shape, dtype, Awkward::kNormal, tensor, none, 1);
+        const auto each = [&](uint64_t n) {
+          return static_cast<double>(n) / static_cast<double>(shape.sizes[0] * channels);
+        };
+        std::printf(
+            "%d columns, %s%s: sectors %.4f of %.4f, accesses %.4f of %.4f, work %.2f of %.2f\n",
+            static_cast<int>(channels), dtype == DType::kFloat32 ? "fp32" : "bf16",
+            counts_too ? ", histograms" : "", each(joined.sectors), each(skewed.sectors),
+            each(joined.accesses), each(skewed.accesses), each(joined.work()), each(skewed.work()));
+        CHECK(joined.accesses < skewed.accesses && joined.work() < skewed.work(),
+              "%d columns: joined rows cost more", static_cast<int>(channels));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
   simt::observer = nullptr;  // nothing looks for races here
   test_awkward_data();
+  test_few_columns();
   return check::finish("cliffs");
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -51,8 +52,49 @@ void test_columns() {
         const bool whole = front % 4 == 0 && shape.sizes[1] % 4 == 0 && shape.strides[0] % 4 == 0;
         const bool skewed =
             plan_of(c, tensor, channel, device).agent == cuda::AgentKind::kSkewedColumns;
-        CHECK(skewed || whole || device.shared_bytes < 100 * 1024, "%s: read element by element",
-              c.name.c_str());
+        const bool joined = plan_of(c, tensor, channel, device).item.joined > 1;
+        CHECK(skewed || joined || whole || device.shared_bytes < 100 * 1024,
+              "%s: read element by element", c.name.c_str());
+      }
+    }
+  }
+}
+
+// Rows of a few channels are joined into rows of whole vectors, where they are many enough and
+// begin where vectors do, and read as they are elsewhere.
+void test_few_columns() {
+  std::mt19937_64 random(9);
+  uint64_t seed = 0;
+  for (const int64_t channels : {1, 2, 3, 4, 5, 6, 7}) {
+    for (const int64_t rows : {3, 4, 8, 60, 1001, 4096, 30000}) {
+      for (const DType dtype :
+           {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt32}) {
+        for (const int64_t front : {0, 1, 4}) {
+          const TestBins& tensor = pick(tensor_bins(), random);
+          const TestBins& channel = pick(channel_bins(), random);
+          const cuda::Device& device = kDevices[random() % 4];
+          const Data data = random() % 2 == 0 ? Data::kNormal : pick(kDatas, random);
+          const auto n = static_cast<int64_t>(++seed);
+          if (random() % every() != 0) continue;
+          const Shape shape{"few columns", {rows, channels}, {channels, 1}, 1};
+          const Case c =
+              make_case(shape, dtype, data, 1.0, 1.0, front == 4 ? 8.0f : 1.0f, front, seed);
+          check_case(c, tensor, channel, device, seed);
+          const cuda::Item item = plan_of(c, tensor, channel, device).item;
+          const int64_t together = 4 / std::gcd(channels, int64_t{4});
+          const bool joins = channels > 1 && together > 1 && rows % together == 0 &&
+                             front % 4 == 0 && dtype != DType::kInt32;
+          const bool has_room = device.shared_bytes >= 100 * 1024;  // for all tables of a row
+          CHECK(item.joined == (joins ? together : 1) || (item.joined == 1 && !has_room),
+                "%s: %d rows are joined", c.name.c_str(), item.joined);
+          const int64_t sampling[kSamplingColumns] = {n, 1 + n % 5, 1 + n % 3};
+          State on_cpu(channels_of(c), tensor.host, channel.host);
+          cpu::update(sampled_params(c, on_cpu, tensor.host, channel.host, sampling), serial);
+          const State sampled = accumulated(c, tensor, channel, device, seed, 1, nullptr, sampling);
+          CHECK(sampled.tensor_counts == on_cpu.tensor_counts &&
+                    sampled.channel_counts == on_cpu.channel_counts,
+                "%s: samples", c.name.c_str());
+        }
       }
     }
   }
@@ -140,6 +182,7 @@ void test_neighbours() {
 
 int main() {
   test_columns();
+  test_few_columns();
   test_plans_of_columns();
   test_runs();
   test_neighbours();
