@@ -23,8 +23,10 @@ constexpr int64_t kAutoElements = 65536;  // counted at least, if larger tensors
 constexpr int64_t kMostEvery = 1 << 20;
 
 // Columns of the `sampling` tensor (int64): the step, and the `every` of the tensor's and of the
-// channels' histograms; 0 leaves it to `automatic_every`.
+// channels' histograms; 0 leaves it to `automatic_every`. Those of graphs have one more, whether
+// the step is recorded: where it is 0, an update does nothing.
 enum SamplingColumn { kStep, kTensorEvery, kChannelEvery, kSamplingColumns };
+constexpr int kRecorded = kSamplingColumns;
 
 // At most kMostEvery, though that is only reached beyond 2^36 elements.
 HOOKSTATS_HOST_DEVICE constexpr int64_t automatic_every(int64_t elements) {

@@ -29,6 +29,8 @@ struct UpdateParams {
   // [kSamplingColumns] if histograms may be sampled (core/sample.h), else null; the view is ordered
   // then.
   const int64_t* sampling = nullptr;
+  // Where the update finds, as it runs, whether it does anything: 0 if not. Null: it does.
+  const int64_t* recorded = nullptr;
 };
 
 }  // namespace hookstats

@@ -35,6 +35,7 @@ HOOKSTATS_DEVICE T* shared_at(int32_t offset) {
 template <class Agent, bool kCounts, int kItems>
 HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
   const Common& common = table.common;
+  if (common.recorded != nullptr && load(common.recorded) == 0) return;  // all blocks do
   const Shared& shared = common.shared;
   const int index = find_item(table, block_index());
   const Item& item = table.items[index];

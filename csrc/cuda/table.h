@@ -110,7 +110,7 @@ struct Common {
   Bins tensor_bins, channel_bins;
   float scale;
   const float* device_scale;
-  const int64_t* sampling;  // as in UpdateParams
+  const int64_t *sampling, *recorded;  // as in UpdateParams
   Shared shared;
   RowFlags rows;
 };

@@ -58,11 +58,11 @@ struct Batch {
     source = plan.source;
     partials = blocks = 0;
     block_counters = scratch = 0;
-    table.common = {p.dtype,          static_cast<int32_t>(element_size(p.dtype)),
-                    p.tensor_bins,    p.channel_bins,
-                    p.scale,          p.device_scale,
-                    p.sampling,       plan.shared,
-                    row_flags(p.view)};
+    table.common = {p.dtype,       static_cast<int32_t>(element_size(p.dtype)),
+                    p.tensor_bins, p.channel_bins,
+                    p.scale,       p.device_scale,
+                    p.sampling,    p.recorded,
+                    plan.shared,   row_flags(p.view)};
     table.count = 0;
   }
 
@@ -75,7 +75,7 @@ struct Batch {
     return agent == plan.agent && source == plan.source && common.dtype == p.dtype &&
            same(common.tensor_bins, p.tensor_bins) && same(common.channel_bins, p.channel_bins) &&
            common.scale == p.scale && common.device_scale == p.device_scale &&
-           common.sampling == p.sampling &&
+           common.sampling == p.sampling && common.recorded == p.recorded &&
            std::memcmp(&common.shared, &plan.shared, sizeof(Shared)) == 0;
   }
 

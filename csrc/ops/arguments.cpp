@@ -108,7 +108,8 @@ UpdateParams check(const Accumulation& one, const Place& place, std::optional<in
                   "; expected the first dimensions of ", name, " of shape ", shape_of(x),
                   ", or as many elements as the first one has, and channels along another");
   params.view = channel_view(x.sizes().data(), x.strides().data(), rank, along, kept, masked);
-  params.sampling = counting.sampling;
+  params.sampling = counting.sampling.values;
+  params.recorded = counting.sampling.recorded;
   const int64_t channels = params.view.channels;
   check_state(one.moments, {"moments", index}, place, ScalarType::Double, channels, kMomentColumns);
   check_state(one.tallies, {"tallies", index}, place, ScalarType::Long, channels, kTallyColumns);
@@ -186,14 +187,17 @@ Bins read_log_bins(const Tensor& bins, const char* name) {
   return log_bins(values[0], values[1], values[2]);
 }
 
-const int64_t* read_sampling(const std::optional<Tensor>& sampling, const Place& place) {
-  if (!sampling.has_value()) return nullptr;
-  STD_TORCH_CHECK(
-      place.has(*sampling) && sampling->scalar_type() == ScalarType::Long && sampling->dim() == 1 &&
-          sampling->size(0) == kSamplingColumns && sampling->is_contiguous(),
-      "sampling is ", sampling->scalar_type(), " ", shape_of(*sampling), "; expected a contiguous ",
-      place, " tensor of ", ScalarType::Long, " [", static_cast<int>(kSamplingColumns), "]");
-  return static_cast<const int64_t*>(sampling->const_data_ptr());
+Sampling read_sampling(const std::optional<Tensor>& sampling, const Place& place) {
+  if (!sampling.has_value()) return {};
+  const int64_t columns = sampling->dim() == 1 ? sampling->size(0) : 0;
+  const bool has_word = columns == kRecorded + 1;
+  STD_TORCH_CHECK(place.has(*sampling) && sampling->scalar_type() == ScalarType::Long &&
+                      (columns == kSamplingColumns || has_word) && sampling->is_contiguous(),
+                  "sampling is ", sampling->scalar_type(), " ", shape_of(*sampling),
+                  "; expected a contiguous ", place, " tensor of ", ScalarType::Long, " [",
+                  static_cast<int>(kSamplingColumns), "] or [", kRecorded + 1, "]");
+  const auto* const values = static_cast<const int64_t*>(sampling->const_data_ptr());
+  return {values, has_word ? values + kRecorded : nullptr};
 }
 
 KeptRows check_mask(const Tensor& mask, const Place& place) {

@@ -61,11 +61,17 @@ struct Accumulations {
   const std::vector<torch::stable::Tensor>& channel_counts;
 };
 
-// How histograms count: the bins of the tensor's and of the channels', and the memory of the
-// sampling tensor, or null.
+// The memory of the sampling tensor (core/sample.h), and of its last column where that says whether
+// the step is recorded; or null.
+struct Sampling {
+  const int64_t* values = nullptr;
+  const int64_t* recorded = nullptr;
+};
+
+// How histograms count: the bins of the tensor's and of the channels', and how these are sampled.
 struct Counting {
   Bins bins, channel_bins;
-  const int64_t* sampling;
+  Sampling sampling;
 };
 
 // Checks one accumulation. `index` is the accumulation's place in the lists, or -1 where there are
@@ -90,10 +96,8 @@ Bins read_log_bins(const torch::stable::Tensor& bins, const char* name);
 // int32 [3] of log bins on the CPU.
 void check_bins(const torch::stable::Tensor& bins, const char* name, const Place& place);
 
-// The memory of the sampling tensor, which is int64 [3] at `place` (core/sample.h); null without
-// one.
-const int64_t* read_sampling(const std::optional<torch::stable::Tensor>& sampling,
-                             const Place& place);
+// The memory of the sampling tensor, which is int64 [3] or [4] at `place`.
+Sampling read_sampling(const std::optional<torch::stable::Tensor>& sampling, const Place& place);
 
 // Checks that a mask is [rows] or [batch, time] at `place`, of bool or integers of at most 64 bits.
 // Its shape; which rows it keeps is left to be filled in.

@@ -5,8 +5,8 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
   // Accumulates the statistics of `x` into the state of its channels. Shapes, columns and
   // dtypes of the state are those of core/state.h, where the columns of `moments` say whether there
   // are third and fourth moments; `bins` is described in core/bins.h. `sampling`, where
-  // histograms may be sampled, is described in core/sample.h. `mask`, bool or integers, is not zero
-  // where a row of `x` is read (core/kept_rows.h).
+  // histograms may be sampled or steps not recorded, is described in core/sample.h. `mask`, bool or
+  // integers, is not zero where a row of `x` is read (core/kept_rows.h).
   m.def(
       "update_(Tensor x, int? channel_dim, Tensor(a!) moments, Tensor(b!) tallies, "
       "Tensor(c!)? counts=None, Tensor? bins=None, "

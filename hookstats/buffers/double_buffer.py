@@ -372,9 +372,11 @@ class Accumulator:
         """The state that compiled graphs accumulate into; made at the first call."""
         if self._graph is None:
             rows = self._states
-            buffer = self._buffers.devices[rows[0].moments.device]
+            device = rows[0].moments.device
             with torch.inference_mode(False):
-                self._graph = buffer.graphs.add(self._index, rows, site)
+                sampling = self._buffers.sampling.of_graphs(device)
+                graphs = self._buffers.devices[device].graphs
+                self._graph = graphs.add(self._index, rows, site, sampling)
         return self._graph
 
     def is_traced(self) -> bool:

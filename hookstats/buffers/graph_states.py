@@ -55,8 +55,9 @@ class GraphState:
     whole block for each view that a graph changes.
     """
 
-    def __init__(self, rows: tuple[State, State], site: GraphSite) -> None:
-        """rows: the site's rows in the double buffer, by buffer."""
+    def __init__(self, rows: tuple[State, State], site: GraphSite, sampling: Tensor) -> None:
+        """rows: the site's rows in the double buffer, by buffer.
+        sampling: `Sampling.of_graphs`, by which operators know which steps are recorded."""
         row = rows[0]
         channels, device = len(row.moments), row.moments.device
         self.rows = rows
@@ -68,6 +69,7 @@ class GraphState:
             channel_counts=(
                 None if row.channel_counts is None else torch.zeros_like(row.channel_counts)
             ),
+            sampling=sampling,
         )
         # The same memory with separate version counters: graphs may still wait for their backward.
         self.memory = _alias(self.state)
@@ -98,9 +100,11 @@ class GraphStates:
         self._states: dict[int, GraphState] = {}  # by the index in the double buffer of the site
         self._seen = torch.zeros(0, dtype=torch.int64, device=device)
 
-    def add(self, site: int, rows: tuple[State, State], counts: GraphSite) -> GraphState:
+    def add(
+        self, site: int, rows: tuple[State, State], counts: GraphSite, sampling: Tensor
+    ) -> GraphState:
         """Make the state of the site with these rows of the double buffer; `collect` empties it."""
-        state = self._states[site] = GraphState(rows, counts)
+        state = self._states[site] = GraphState(rows, counts, sampling)
         return state
 
     @property

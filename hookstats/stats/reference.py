@@ -108,7 +108,8 @@ def check(
     _check_histogram("", (), counts, bins, x.device)
     _check_histogram("channel_", (channels,), channel_counts, channel_bins, x.device)
     if sampling is not None:
-        _check_state("sampling", sampling, (3,), torch.int64, x.device)
+        columns = 4 if tuple(sampling.shape) == (4,) else 3
+        _check_state("sampling", sampling, (columns,), torch.int64, x.device)
     if mask is not None:
         check_fits(mask, x, channel_dim)
 
@@ -209,6 +210,8 @@ def _accumulate(
     mask: Tensor | None = None,
 ) -> None:
     """`update_` with arguments that were checked."""
+    if sampling is not None and len(sampling) == 4 and not sampling[3]:
+        return
     dims = 0 if mask is None else check_fits(mask, x, channel_dim)
 
     def by_channel(of_x: Tensor) -> Tensor:
@@ -238,7 +241,7 @@ def _masks(
     """What the tensor's and the channels' histograms count of `x`; none: all."""
     if sampling is None:
         return []
-    step, *every = sampling.tolist()
+    step, *every = sampling[:3].tolist()
     return [chosen(x, k, step, channel_dim, masked) for k in every]
 
 

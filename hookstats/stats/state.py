@@ -78,7 +78,8 @@ class State(NamedTuple):
     """The descriptor of the bins of `channel_counts`; None where there are no such counts."""
     sampling: torch.Tensor | None = None
     """int64 [3] on the device of the tensors: the step, and `sample` of the bins of `counts` and of
-    `channel_counts`, 0 for "auto"; None where all elements count."""
+    `channel_counts`, 0 for "auto"; None where all elements count. Of graphs int64 [4]: where the
+    last one is 0, as in steps that are not recorded, the operators do nothing."""
 
 
 def identity_moments(channels: int, device: torch.device | str = "cpu") -> torch.Tensor:

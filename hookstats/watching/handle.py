@@ -707,8 +707,7 @@ class Watch(Unique):
     def _schedule(self) -> None:
         tidy()
         due = self._when.is_due(self._step) and not self._paused and not self._closed
-        if due:
-            self._buffers.sampling.set_step(self._step)
+        self._buffers.sampling.begin_step(self._step, due)
         self._buffers.record(due)
         self._recorded |= self._buffers.recording
         seldom = self._paused or self._when.is_seldom

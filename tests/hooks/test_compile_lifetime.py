@@ -32,6 +32,49 @@ def test_steps_that_are_not_recorded_have_one_graph_more() -> None:
     assert training.coverage()["3", "output"].observed == 3
 
 
+def test_graphs_that_are_replayed_record_the_steps_that_are_due() -> None:
+    """As a graph is that was captured by hand: once, in a recorded step, and replayed in all steps
+    past dynamo and its guards, with inputs where they were."""
+    model, eager = dropout_network().eval(), dropout_network().eval()
+    calls: list[Callable[[], Any]] = []
+
+    def capture(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        made = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+        def call(*arguments: Any) -> Any:
+            calls.append(lambda: made(*arguments))
+            return made(*arguments)
+
+        return call
+
+    x = data()
+    kinds = ("output", "grad_output")
+    with watch(model, kinds=kinds, every=2) as w, watch(eager, kinds=kinds, every=2) as expected:
+        torch.compile(model, fullgraph=True, backend=capture)(x)[0].sum().backward()
+        eager(x)[0].sum().backward()
+        w.step()
+        expected.step()
+        (replay,) = calls
+        (buffer,) = w._buffers.devices.values()
+        for step in range(1, 7):
+            x.copy_(data())
+            replay()[0][0].sum().backward()
+            eager(x)[0].sum().backward()
+            for state in buffer.graphs._states.values():
+                assert state.state.tallies.any() == (step % 2 == 0)
+                assert state.state.counts is not None
+                assert state.state.counts.any() == (step % 2 == 0)
+            w.step()
+            expected.step()
+            assert w.latest.step == expected.latest.step == step // 2 * 2
+            for key in [("1", "output"), ("3", "output"), ("3", "grad_output")]:
+                mine, theirs = w.latest[key], expected.latest[key]
+                assert mine.count.tolist() == theirs.count.tolist()
+                assert mine.mean.tolist() == pytest.approx(theirs.mean.tolist())
+        row = w.coverage()["3", "output"]
+    assert (row.observed, row.skipped) == (4, {"step not recorded": 3})
+
+
 def test_pause_and_close_leave_the_graph_without_operators() -> None:
     model = dropout_network()
     w = watch(model)

@@ -434,6 +434,33 @@ def test_a_captured_step_closes_none(side_stream: torch.cuda.Stream) -> None:
 
 
 @needs_kernel
+def test_replays_accumulate_in_recorded_steps_alone(side_stream: torch.cuda.Stream) -> None:
+    """Of compiled code, captured by hand in a recorded step and replayed in all."""
+    model = network_on()
+    x = torch.randn(256, 64, device="cuda")
+    with hs.watch(model, kinds=("output",), every=2) as w:
+        compiled = torch.compile(model)
+        with torch.cuda.stream(side_stream):
+            for _ in range(4):
+                compiled(x)
+                w.step()
+        torch.cuda.current_stream().wait_stream(side_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = compiled(x)
+        (buffer,) = w._buffers.devices.values()
+        for step in range(4, 9):
+            x.normal_()
+            graph.replay()
+            for state in buffer.graphs._states.values():
+                assert state.state.tallies.any() == (step % 2 == 0)
+            w.step()
+            if step % 2 == 0:
+                assert w.latest.step == step
+                assert_stats(w.latest["2", "output"], [y.cpu()], -1)
+
+
+@needs_kernel
 def test_a_capture_goes_on_while_a_step_is_read_out() -> None:
     """The recorder asks the device whether it is done, which a capture forbids by default."""
     model = network_on()

@@ -108,6 +108,24 @@ def test_no_moment_depends_on_the_sampling() -> None:
         assert torch.equal(sampled.tallies, whole.tallies)
 
 
+@pytest.mark.parametrize("of", [ops, reference])
+def test_nothing_is_accumulated_where_the_step_is_not_recorded(of: Any) -> None:
+    """The operators read that as they run: a graph that has them runs in all steps."""
+    for x, channel_dim in layouts(normal(6, 500).float()):
+        how = torch.tensor([1, 8, 1, 0])
+        got = accumulate_sampled(of.update_, x, channel_dim, LOG, LINEAR, how)
+        counts: Any = (got.counts, LOG), (got.channel_counts, LINEAR)
+        pairs = [part for each, bins in counts for part in ([each], bins.descriptor(x.device))]
+        many = [x], channel_dim, [got.moments], [got.tallies], *pairs, None, how
+        of.update_many_(*many)
+        assert torch.equal(got.moments, identity_moments(len(got.moments)))
+        assert not any(part.any() for part in (got.tallies, counts[0][0], counts[1][0]))
+        how[3] = 1
+        of.update_many_(*many)
+        expected = accumulate_sampled(of.update_, x, channel_dim, LOG, LINEAR, how[:3])
+        assert all(map(equal, got, expected))
+
+
 @pytest.mark.check
 def test_threads_change_no_count() -> None:
     for x, channel_dim in layouts(normal(6, 50_000).float()):

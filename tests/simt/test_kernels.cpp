@@ -404,6 +404,45 @@ void test_samples_of_many() {
   }
 }
 
+// Where the word says that the step is not recorded, as it may in graphs, neither the tensor is
+// read, whose memory is nobody's here, nor a state or the workspace changed.
+void test_steps_that_are_not_recorded() {
+  const TestBins &tensor = tensor_bins()[2], &channel = channel_bins()[0];
+  int64_t recorded = 0;
+  for (const Shape& shape :
+       {Shape{"whole", {300001}, {1}, -1}, Shape{"rows", {33, 100}, {100, 1}, 0},
+        Shape{"columns", {500, 64}, {64, 1}, 1}, Shape{"odd columns", {501, 61}, {61, 1}, 1},
+        Shape{"few columns", {500, 3}, {3, 1}, 1}, Shape{"maps", {64, 24, 49}, {1176, 49, 1}, 1},
+        Shape{"transposed", {40, 90}, {1, 40}, 0}}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt32}) {
+      const Case c = make_case(shape, dtype, Data::kNormal, 0.0, 1.0, 1.0f, 0, 1);
+      State state(channels_of(c), tensor.host, channel.host);
+      const State before = state;
+      UpdateParams params[2] = {params_of(c, state, tensor.device, channel.device), {}};
+      const void* const data = params[0].data;
+      params[0].recorded = &recorded;
+      TestLender lender;
+      simt::shared_limit = kDevices[0].shared_bytes;
+      recorded = 0;
+      params[0].data = reinterpret_cast<const void*>(uintptr_t{1} << 20);
+      params[1] = params[0];
+      cuda::update(kDevices[0], params[0], lender, nullptr);
+      cuda::update_many(kDevices[0], params, 2, lender, nullptr);
+      bool is_clear = true;
+      for (const auto& memory : lender.memories) {
+        for (const uint64_t word : memory) is_clear = is_clear && word == 0;
+      }
+      CHECK(state == before && is_clear, "%s: changed in a step that is not recorded",
+            c.name.c_str());
+      recorded = 1;
+      params[0].data = data;
+      cuda::update(kDevices[0], params[0], lender, nullptr);
+      CHECK(state == accumulated(c, tensor, channel, kDevices[0], 1), "%s: recorded",
+            c.name.c_str());
+    }
+  }
+}
+
 void test_errors() {
   const Case c =
       make_case({"whole", {300001}, {1}, -1}, DType::kFloat32, Data::kNormal, 0.0, 1.0, 1.0f, 0, 1);
@@ -440,6 +479,7 @@ int main() {
   test_zeros();
   test_samples();
   test_samples_of_many();
+  test_steps_that_are_not_recorded();
   test_errors();
   return check::finish("kernels");
 }
