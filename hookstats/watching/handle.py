@@ -105,6 +105,7 @@ class Watch(Unique):
         self._recorder = recorder
         self._monitor = monitor
         self._step = first_step
+        self._offset = first_step  # so far, step numbers are ahead of the steps closed
         self._paused = False
         self._recorded = False  # whether hooks observed at any time in the open step
         self._closed = False
@@ -383,7 +384,8 @@ class Watch(Unique):
         """
         self._check_open()
         self._log.seal()
-        self._step = check_integer("step", step, 0, _LAST_STEP)
+        before, self._step = self._step, check_integer("step", step, 0, _LAST_STEP)
+        self._offset += self._step - before
         self._recorder.renumber(step)
         self._when.renumber(step)
         self._schedule()
@@ -425,7 +427,7 @@ class Watch(Unique):
         """What was observed, skipped and missed so far, by site."""
         return Coverage(
             rows=tuple(self._observers.rows()),
-            steps=self._step,
+            steps=self._step - self._offset,
             discarded=self._discarded,
             stalls=self._buffers.stalls,
             failures=self._uncounted | self._recorder.failures_of_all(),
@@ -440,8 +442,8 @@ class Watch(Unique):
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ", paused" if self._paused else ""
         return (
-            f"Watch({self._header['model']}: {len(self._observers)} sites, {self._step} steps, "
-            f"{len(self._monitor.alerts)} alerts{state})"
+            f"Watch({self._header['model']}: {len(self._observers)} sites, "
+            f"{self._step - self._offset} steps, {len(self._monitor.alerts)} alerts{state})"
         )
 
     def pause(self) -> None:

@@ -64,12 +64,27 @@ def ended(folder: Path, end: str) -> tuple[int, list[str]]:
             marks=pytest.mark.check,
         ),
         pytest.param(
+            "watch.set_step(40); train(5)", *(0, 5, FIVE + NO_LOSS), marks=pytest.mark.check
+        ),
+        pytest.param(
+            "watch.set_step(1)",
+            *(0, 0, "hookstats: runs/a: 0 steps, 0 tensors, 0 incidents; no step was closed; "),
+            marks=pytest.mark.check,
+        ),
+        pytest.param(
             "raise SystemExit",
             *(0, 0, "hookstats: runs/a: 0 steps, 0 tensors, 0 incidents; no step was closed; "),
             marks=pytest.mark.check,
         ),
     ],
-    ids=["at its last line", "an error", "an exit, and a fork", "without a step"],
+    ids=[
+        "at its last line",
+        "an error",
+        "an exit, and a fork",
+        "numbers of its own",
+        "numbers of its own, and no step",
+        "without a step",
+    ],
 )
 def test_a_run_is_closed_when_the_program_ends(
     end: str, code: int, steps: int, line: str, tmp_path: Path
