@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 Models = list[nn.Module]
@@ -525,6 +526,192 @@ def resumed() -> Models:
         kept = copy.deepcopy({"model": model, "optimizer": optimizer.state_dict()})
         model.load_state_dict(kept["model"].state_dict())
         print(phase, len(kept["optimizer"]["state"]))
+    return [model]
+
+
+class GraphAttention(nn.Module):
+    """A layer with parameters of its own, and children."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(inner, outer)))
+        self.gate = nn.Parameter(nn.init.xavier_normal_(torch.empty(2, outer)))
+        self.leaky, self.softmax = nn.LeakyReLU(0.2), nn.Softmax(1)
+
+    def forward(self, x: Tensor, near: Tensor) -> Tensor:
+        h = x @ self.weight
+        scores = self.leaky((h @ self.gate[0])[:, None] + h @ self.gate[1])
+        return self.softmax(scores.masked_fill(near == 0, -1e9)) @ h
+
+
+@program
+def graph_attention() -> Models:
+    """One batch is all there is; each training step is followed by an evaluation of all nodes."""
+    y = torch.randint(3, (40,))
+    near = ((y[:, None] == y) & (torch.rand(40, 40) < 0.3)) | torch.eye(40).bool()
+    x = F.one_hot(y, 3).float() @ torch.randn(3, 16) + torch.randn(40, 16)
+    model = nn.ModuleList([GraphAttention(16, 16), GraphAttention(16, 3)])
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+
+    def classes() -> Tensor:
+        return model[1](F.elu(model[0](x, near)), near)  # type: ignore[no-any-return]
+
+    for step in range(STEPS):
+        update(optimizer, F.cross_entropy(classes()[::2], y[::2]), step)
+        model.eval()
+        with torch.no_grad():
+            show(step, F.cross_entropy(classes()[1::2], y[1::2]))
+        model.train()
+    return [model]
+
+
+class Codebook(nn.Module):
+    """Has codes as a buffer that follows its inputs, and returns integers, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes: Tensor
+        self.register_buffer("codes", torch.randn(16, 8))
+        self.entry = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = self.entry(x)
+        chosen = torch.cdist(x, self.codes).argmin(1)
+        with torch.no_grad():
+            self.codes[chosen] += 0.1 * (x - self.codes[chosen])
+        found = self.codes[chosen]
+        return x + (found - x).detach(), chosen, F.mse_loss(x, found.detach())
+
+
+@program
+def vector_quantisation() -> Models:
+    encoder, book, decoder = mlp(64, 32, 8), Codebook(), mlp(8, 32, 64)
+    model = nn.ModuleList([encoder, book, decoder])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step in range(STEPS):
+        x = images()[0].flatten(1)
+        found, chosen, commitment = book(encoder(x))
+        update(optimizer, F.mse_loss(decoder(found), x) + 0.25 * commitment, step)
+    print("codes:", chosen.unique().tolist())
+    return [model]
+
+
+class Experts(nn.Module):
+    """Each row goes to one of four experts; the loop calls a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.head = nn.Linear(64, 4), nn.Linear(64, 4)
+        self.experts = nn.ModuleList(mlp(64, 32, 64) for _ in range(4))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        weights, chosen = F.softmax(self.router(x), 1).max(1)
+        out = x.clone()
+        for i, expert in enumerate(self.experts):
+            rows = (chosen == i).nonzero()[:, 0]
+            if len(rows):
+                out = out.index_add(0, rows, weights[rows, None] * expert(x[rows]))
+        return F.cross_entropy(self.head(out), y)
+
+
+@program
+def experts() -> Models:
+    model = Experts()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step in range(STEPS):
+        x, y = images()
+        update(optimizer, model.loss(x.flatten(1), y), step)
+    return [model]
+
+
+class Spectral(nn.Module):
+    """Complex weights of frequencies, behind a table with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.letters = nn.Embedding(20, 16, sparse=True)
+        self.weight = nn.Parameter(torch.randn(9, 16, dtype=torch.cfloat) / 4)
+        self.out = nn.Linear(16, 20)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        waves = torch.fft.rfft(self.letters(ids), n=16, dim=1) * self.weight
+        return self.out(torch.fft.irfft(waves, dim=1)[:, : ids.shape[1]])  # type: ignore[no-any-return]
+
+
+@program
+def spectral() -> Models:
+    model = Spectral()
+    of_table = torch.optim.SparseAdam(list(model.letters.parameters()), 1e-3)
+    of_rest = torch.optim.Adam([model.weight, *model.out.parameters()], 1e-3)
+    for step in range(STEPS):
+        of_table.zero_grad()
+        update(of_rest, of_letters(model), step)
+        of_table.step()
+    return [model]
+
+
+@program
+def split_backward() -> Models:
+    """First the gradient of the input, as a pipeline hands it on; those of weights come later."""
+    model = mlp(64, 32, 32, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    parameters = list(model.parameters())
+    for step in range(STEPS):
+        x, y = images()
+        x = x.flatten(1).requires_grad_()
+        loss = F.cross_entropy(model(x), y)
+        torch.autograd.grad(loss, x, retain_graph=True)
+        for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            p.grad = gradient
+        optimizer.step()
+        show(step, loss)
+    return [model]
+
+
+@program
+def checkpointed() -> Models:
+    """Blocks that run again in the backward, with a dropout."""
+    model = nn.ModuleList(nn.Sequential(mlp(64, 64, 64), nn.Dropout(0.1)) for _ in range(3))
+    head = nn.Linear(64, 4)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], 0.01, momentum=0.9)
+    for step in range(STEPS):
+        x, y = images()
+        x = x.flatten(1)
+        for block in model:
+            x = x + checkpoint.checkpoint(block, x, use_reentrant=False)
+        update(optimizer, F.cross_entropy(head(x), y), step)
+    return [model, head]
+
+
+@program
+def frozen_norms() -> Models:
+    """Fine-tuning of the last layer, all in eval mode; then an export for batches of any size."""
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+    model.append(nn.Linear(288, 4)).eval()
+    model[:2].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[4].parameters(), 0.01)
+    for step in range(STEPS):
+        x, y = images()
+        update(optimizer, F.cross_entropy(model(x), y), step)
+    shapes = {"input": {0: torch.export.Dim("batch")}}
+    exported = torch.export.export(model, (x,), dynamic_shapes=shapes)
+    print("exported:", exported.module()(x[:5]).sum().item())
+    return [model]
+
+
+@program
+def quantisation_aware() -> Models:
+    """After half of the training, layers are fused and swapped for others."""
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]
+    for part in range(2):
+        optimizer = torch.optim.SGD(model.parameters(), 0.02)
+        for step in range(STEPS // 2):
+            x, y = images()
+            update(optimizer, F.cross_entropy(model(x), y), step)
+        if part == 0:
+            torch.ao.quantization.fuse_modules_qat(model, ["0", "1"], inplace=True)
+            torch.ao.quantization.prepare_qat(model, inplace=True)
     return [model]
 
 
