@@ -16,6 +16,7 @@ from support.commands import call, healthy, write_run
 from support.opened import Page, number
 from support.payloads import payload_of
 from support.samples import changed, record_of
+from torch import nn
 
 import hookstats as hs
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
@@ -275,3 +276,26 @@ def test_on_paper_the_page_is_light_and_nothing_is_stretched(
     assert page.script("return document.documentElement.dataset.theme") == "dark"
     assert max(width for *_, width in page.script(shape)) > 690
     screen(browser, 1280, 800)
+
+
+def test_the_page_opens_at_what_compare_finds_first(tmp_path: Path) -> None:
+    runs = []
+    for name, shift in (("a", 0.0), ("b", 1.0)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with hs.watch(model, optimizer, out=tmp_path / name, every=1, rules=()):
+            for step in range(4):
+                if step == 2:  # gradients of layers before it differ, too
+                    nn.init.constant_(model[2].bias, shift)
+                optimizer.zero_grad()
+                model(torch.randn(16, 4)).square().mean().backward()
+                optimizer.step()
+        runs.append(hs.open_run(tmp_path / name))
+    first = hs.compare(*runs).first
+    assert first is not None
+    step, differences = first
+    packed = payload_of(page_of(*runs, tmp_path))
+    site = packed["sites"][packed["differ"]["site"]]
+    assert (packed["differ"]["step"], site["name"], site["kind"]) == (2, "2", "output")
+    assert (step, differences[0].name, differences[0].kind) == (2, "2", "output")

@@ -141,8 +141,8 @@ def _alerts(
 
 
 def _first_difference(run: Run, other: Run, view: Overview) -> dict[str, int] | None:
-    """The first step of the view in which the runs differ, and the first site that differs then;
-    None where they are equal, and where they have no step in common."""
+    """The first step of the view in which the runs differ, and the site of it that was recorded
+    first; None where they are equal, and where they have no step in common."""
     places = {(site.name, site.kind): s for s, site in enumerate(view.sites)}
     steps = sorted({*view.steps}.intersection(other.steps))
     for comparison in comparisons(run, other, steps):
@@ -150,7 +150,7 @@ def _first_difference(run: Run, other: Run, view: Overview) -> dict[str, int] | 
         for step, row in zip(comparison.steps, differing, strict=True):
             keys = [comparison.keys[n] for n in row.nonzero()[0].tolist()]
             if sites := [places[key] for key in keys if key in places]:
-                return {"step": step, "site": min(sites)}
+                return {"step": step, "site": sites[0]}
     return None
 
 
