@@ -25,6 +25,7 @@ _WHOLE = re.compile(r"(?:(?:train|training|total)[/_ .-])*(?:total)?loss(?:[/_ -
 _DISCRIMINATOR = "d|disc|discriminator|critic"
 _GENERATOR = "g|gen|generator"
 _NEAR = 16  # values, of which a median is taken
+_MUCH = 0.2  # of the loss at the start: what training has to gain until one step tells of a leap
 
 
 class _Found(NamedTuple):
@@ -51,10 +52,10 @@ class Loss(ScalarRule):
     the median of the 16 values before, by `deviations` times the usual deviation from such medians
     (1.4826 times the median absolute deviation: Hampel, 1974) and by twice the greatest deviation
     so far: so a loss that has gained no more than its noise never leaps, and a hard batch of a
-    fitted model is no leap. In one step that is not recorded, or with a small batch, a leap is a
-    note. A loss climbs if the median of the last 16 is `climb` times the greatest of the first 8,
-    where these are the loss of a guess among the last output's channels, and `diverge` times that
-    of any other.
+    fitted model is no leap. A leap is a note in one step that is not recorded or has a small batch,
+    or while the gain is below a fifth of the loss at the start, as at the end of a plateau. A loss
+    climbs if the median of the last 16 is `climb` times the greatest of the first 8, where these
+    are the loss of a guess among the last output's channels, and `diverge` times that of any other.
 
     It does not fall if after `steps` steps the last third is no lower than the first 16, by Welch's
     t-test at `t` (1947), and it is, to `chance` of it, the loss of a guess, while neither the
@@ -153,7 +154,8 @@ class Loss(ScalarRule):
             return None
         usual = float(np.median(past[-_NEAR - 3 : -3]))
         value, lasting = float(past[-1]), float(past[-3:].min())
-        gain = float(np.median(begun[:8])) - float(np.quantile(past[:-1], 0.1))
+        start = float(np.median(begun[:8]))
+        gain = start - float(np.quantile(past[:-1], 0.1))
         if value - usual <= self.leap * gain:
             return None
         before = past[:-3] if lasting - usual > self.leap * gain else past[:-1]
@@ -169,7 +171,8 @@ class Loss(ScalarRule):
         if lasts or (value - usual > far and value > max(begun)):
             says = f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}"
             helps = "look at the batch of this step; clip gradients, or lower the learning rate"
-            return _Found(says, "warning" if lasts or at_once else "note", helps)
+            is_sure = lasts or (at_once and gain >= _MUCH * abs(start))
+            return _Found(says, "warning" if is_sure else "note", helps)
         return None
 
     def _climbs(self, values: list[float], begun: list[float], history: History) -> _Found | None:

@@ -98,6 +98,16 @@ def test_a_hard_batch_of_a_fitted_model_is_no_leap() -> None:
     assert of_scalars(Loss(), losses) == []
 
 
+def test_the_end_of_a_plateau_leaps_alone() -> None:
+    """A net that begins to learn takes large steps, some of them too large, and recovers."""
+    losses = [2.3 + 0.002 * (step % 3) for step in range(60)] + [2.3 - 0.02 * n for n in range(10)]
+    losses.append(3.8)
+    (alert,) = of_scalars(Loss(first=300), [*losses, 2.1, 2.0])
+    assert (alert.step, alert.severity) == (70, "note")
+    found = of_scalars(Loss(first=300), [*losses, 3.8, 3.8])
+    assert [alert.severity for alert in found] == ["note", "warning"]
+
+
 @pytest.mark.check
 def test_a_loss_that_is_noise_does_not_leap_or_climb() -> None:
     generator = torch.Generator().manual_seed(1)
