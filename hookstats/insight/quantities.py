@@ -54,10 +54,9 @@ def block_losses(values: Tensor, form: str) -> dict[str, Tensor]:
         values: floating-point numbers [..., N]; the last block of a row may be shorter.
         form: a name in `BLOCK_FORMATS`.
     Returns:
-        float32 [..., blocks] each, with rounding to nearest:
-        "under": the share of the block's elements that are not zero, but become zero;
-        "over": the share that are clipped to the greatest number;
-        "log2_scale": the exponent of the scale that elements are divided by.
+        float32 [..., blocks] by name, with rounding to nearest. "under" is the share of the
+        block's elements that are not zero but become zero, "over" the share that are clipped to
+        the greatest number, "log2_scale" the exponent of the scale that elements are divided by.
     Raises:
         ValueError: an unknown format, no element or dimension, or numbers that are not of
             floating point.
