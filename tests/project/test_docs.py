@@ -216,9 +216,10 @@ def test_its_links_and_pictures_are_there() -> None:
 SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
-def test_the_page_for_readers_of_tutorials_names_every_script() -> None:
-    page = (ROOT / "docs" / "guides" / "from-hooks.md").read_text("utf-8")
-    assert sorted(set(re.findall(r"\w+\.py\b", page))) == SCRIPTS
+def test_the_guides_name_every_script() -> None:
+    guides = (page.read_text("utf-8") for page in (ROOT / "docs" / "guides").glob("*.md"))
+    named = (re.findall(r"examples/(\w+\.py)|^\|.*`(\w+\.py)`", page, re.M) for page in guides)
+    assert sorted({name for page in named for pair in page for name in pair if name}) == SCRIPTS
 
 
 @pytest.mark.check
