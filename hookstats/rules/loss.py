@@ -25,7 +25,6 @@ _WHOLE = re.compile(r"(?:(?:train|training|total)[/_ .-])*(?:total)?loss(?:[/_ -
 _DISCRIMINATOR = "d|disc|discriminator|critic"
 _GENERATOR = "g|gen|generator"
 _NEAR = 16  # values, of which a median is taken
-_MUCH = 0.2  # of the loss at the start: what training has to gain until one step tells of a leap
 
 
 class _Found(NamedTuple):
@@ -47,13 +46,13 @@ class Loss(ScalarRule):
     players, as "g_loss", may climb and stay. NaN and infinity are an error.
 
     What training has gained is the fall from the median of the first 8 values to the lowest tenth
-    of the last 512. A loss leaps if it is worse than any of the first 16 values, in a recorded step
-    with no smaller batch than is usual, or in three steps in a row, by `leap` of that gain above
-    the median of the 16 values before, by `deviations` times the usual deviation from such medians
-    (1.4826 times the median absolute deviation: Hampel, 1974) and by twice the greatest deviation
-    so far: so a loss that has gained no more than its noise never leaps, and a hard batch of a
-    fitted model is no leap. A leap is a note in one step that is not recorded or has a small batch,
-    or while the gain is below a fifth of the loss at the start, as at the end of a plateau. A loss
+    of the last 512. A loss leaps if it is worse than any of the first 16 values, or in three steps
+    in a row, by `leap` of that gain above the median of the 16 values before, by `deviations` times
+    the usual deviation from such medians (1.4826 times the median absolute deviation: Hampel, 1974)
+    and by twice the greatest deviation so far: so a loss that has gained no more than its noise
+    never leaps, and a hard batch of a fitted model is no leap. One step is a note, as nets that
+    learn at a high rate leap and recover, unless it is recorded, has no smaller batch than is
+    usual, and is worse than the first 16 values by the gain and by the loss at the start. A loss
     climbs if the median of the last 16 is `climb` times the greatest of the first 8, where these
     are the loss of a guess among the last output's channels, and `diverge` times that of any other.
 
@@ -171,7 +170,7 @@ class Loss(ScalarRule):
         if lasts or (value - usual > far and value > max(begun)):
             says = f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}"
             helps = "look at the batch of this step; clip gradients, or lower the learning rate"
-            is_sure = lasts or (at_once and gain >= _MUCH * abs(start))
+            is_sure = lasts or (at_once and value - max(begun) > max(gain, abs(start)))
             return _Found(says, "warning" if is_sure else "note", helps)
         return None
 

@@ -157,6 +157,8 @@ class PastInputs:
         if len(now) != len(self._greatest):
             self._greatest, self._latest, self._columns = now * 0, now * 0, now * 0
             self._pushed = 0
+        if not len(now):
+            return None
         self._pushed += 1
         before = np.maximum(self._greatest, np.median(self._greatest))
         grew = (now >= _GROWN * before) & (self._pushed > _KNOWN) & (before > 0)

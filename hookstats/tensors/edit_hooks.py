@@ -48,7 +48,7 @@ class _ModuleHook(Hook):
             wanted = "floating-point tensor" if self._path is None else "tensor"
             raise self.editor.error(
                 self._kind + (self._path or ""),
-                f"no such {wanted}; expected one that came: {', '.join(there) or 'none'}",
+                f"no such {wanted}; expected one of: {', '.join(there) or 'nothing, as none came'}",
             )
         once: dict[int, Leaf] = {}
         for leaf in chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ def automatic(names: list[list[str]]) -> Iterator[Automatic]:
         names.append(list(models))
         return watch(models[""] if list(models) == [""] else models, optimizers, rules=())
 
+    gc.collect()  # models of other tests are there until it runs
     with Automatic(begin) as automatic:
         yield automatic
     assert (

@@ -395,9 +395,9 @@ def test_a_path_of_a_tensor_that_comes_twice_changes_that_place_alone() -> None:
     [
         ("output.logits", (A, B), r"output\.logits of Lambda\(\): .*output \(.*, output\[1\]"),
         ("output", IDS, r"no such floating-point tensor.*output \(torch\.int64\)"),
-        ("output", None, "those that came: none"),
+        ("output", None, "expected one of: nothing, as none came"),
         ("grad_output[2]", (A, B), r"grad_output\[2\] of"),
-        ("input[1]", A, r"input\[1\] of Lambda\(\).*those that came: input "),
+        ("input[1]", A, r"input\[1\] of Lambda\(\).*expected one of: input "),
     ],
 )
 def test_a_tensor_that_is_not_there(kind: str, output: Any, message: str) -> None:
