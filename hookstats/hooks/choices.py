@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -36,16 +36,16 @@ class Choices:
         self.sites: list[Sites] = []
         """By module that may choose."""
 
-    def attach(self, modules: Mapping[str, nn.Module]) -> list[RemovableHandle]:
-        """Record what these modules choose."""
-        handles = []
+    def attach(
+        self, modules: Mapping[str, nn.Module]
+    ) -> Iterator[tuple[nn.Module, RemovableHandle]]:
+        """Record what these modules choose: the modules with hooks for it."""
         for name, module in modules.items():
             many = choices_of(module)
             if many is not None:
                 sites = Sites(self._buffers, name, CHOICES, _values, sharding=self._sharding)
                 self.sites.append(sites)
-                handles.append(module.register_forward_hook(_ChoiceHook(sites, many)))
-        return handles
+                yield module, module.register_forward_hook(_ChoiceHook(sites, many))
 
 
 class _ChoiceHook(Hook):

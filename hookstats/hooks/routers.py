@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +37,10 @@ class Routers:
 
     def attach(
         self, modules: Mapping[str, nn.Module], ran: Callable[[str], bool]
-    ) -> list[RemovableHandle]:
-        """Look at the routers among modules. ran: whether anything in a list has run so far."""
+    ) -> Iterator[tuple[nn.Module, RemovableHandle]]:
+        """Look at the routers among modules: these with their hooks.
+        ran: whether anything in a list has run so far."""
         lists = lists_of(modules)
-        handles = []
         for name, module in modules.items():
             for table in _matrices(module, recurse=False)[:1] if name else ():
                 many, features = table.shape
@@ -52,8 +52,7 @@ class Routers:
                 ]
                 if experts or (many != features and choices_of(module) == many):
                     hook = _RouterHook(self, name, many, experts, ran)
-                    handles.append(module.register_forward_hook(hook))
-        return handles
+                    yield module, module.register_forward_hook(hook)
 
 
 class _RouterHook(Hook):

@@ -169,9 +169,8 @@ class Scalars(ScalarsByName):
             self._series = None  # also where there is no memory for the new ones
         if self._series is None:
             table = self.table().combine_chunks()
-            if (
-                table["text"].null_count < table.num_rows
-            ):  # else this need not import pyarrow.compute
+            # What filters imports pyarrow.compute.
+            if table["text"].null_count < table.num_rows:
                 table = table.filter(table["text"].is_null())
             names = np.array(table["name"].to_pylist(), object)
             columns = [numbers(table[name]) for name in ("step", "value", "time")]

@@ -160,8 +160,9 @@ class Watch(Unique):
         self._handles += self._masks.attach_ends(models)
         self._handles += self._roots.attach_ends()
         self._handles += self._observers.attach_attention(selection)
-        self._handles += self._observers.attach_choices(selection)
-        self._handles += self._observers.attach_routers(selection, weakly(self._log_router))
+        log = weakly(self._log_router)
+        for module, handle in self._observers.attach_choices(selection, log):
+            self._keep(module, [handle])
         self._recorder.loads = Loads(lists_of(selection.all_modules))
         for name in selection.parameters:
             self._observers.add_parameter(selection, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -96,21 +96,15 @@ class Observers:
         modules = {n: m for n, m in selection.all_modules.items() if selection.wants(n, m)}
         return [self.attention.attach(modules)]
 
-    def attach_choices(self, selection: Selection) -> list[RemovableHandle]:
-        """Have the choices of modules recorded, if their outputs are."""
-        if "output" not in self._settings.kinds:
-            return []
-        wanted = {n: m for n, m in selection.all_modules.items() if selection.wants(n, m)}
-        return self._choices.attach(wanted)
-
-    def attach_routers(
+    def attach_choices(
         self, selection: Selection, log: Callable[[str, Tensor], object]
-    ) -> list[RemovableHandle]:
-        """Have the entropy of routers handed on, if outputs are recorded."""
-        if "output" not in self._settings.kinds:
-            return []
-        wanted = {n: m for n, m in selection.all_modules.items() if selection.wants(n, m)}
-        return Routers(self._buffers, log).attach(wanted, self._ran)
+    ) -> Iterator[tuple[nn.Module, RemovableHandle]]:
+        """Have the choices of modules recorded, and the entropy of routers handed to `log`, if
+        outputs are recorded: the modules with hooks for it."""
+        if "output" in self._settings.kinds:
+            wanted = {n: m for n, m in selection.all_modules.items() if selection.wants(n, m)}
+            yield from self._choices.attach(wanted)
+            yield from Routers(self._buffers, log).attach(wanted, self._ran)
 
     def _ran(self, name: str) -> bool:
         """Whether anything in a module has run in a recorded step."""

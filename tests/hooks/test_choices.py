@@ -52,6 +52,19 @@ class Switch(nn.Module):
         return out
 
 
+def test_steps_that_are_not_recorded_run_without_these_hooks() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Switch(), Quantiser())
+    optimizer = SGD(model.parameters(), lr=0.0)
+    hooked = [model[1].get_submodule("router"), model[2]]
+    with watch(model, optimizer, every=4, rules=()) as found:
+        for step in range(6):
+            assert [bool(module._forward_hooks) for module in hooked] == [step % 4 == 0] * 2
+            model(torch.randn(16, 4))[0].sum().backward()
+            optimizer.step()
+        assert {"router_entropy/1.router", "load_entropy/2"} <= found.latest.scalars.keys()
+        assert found.latest.step == 4
+
+
 def trained(
     model: nn.Module,
     step: Callable[[], Tensor],
