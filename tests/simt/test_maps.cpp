@@ -89,8 +89,11 @@ void test_neighbours() {
           }
         }
       }
-      for (const TestBins& tensor : tensor_bins()) {
-        check_case(c, tensor, channel_bins()[0], kDevices[0], 1);
+      const std::vector<TestBins>& bins = tensor_bins();
+      // A sample takes other bins for each size.
+      const size_t first = static_cast<size_t>(size) % every() % bins.size();
+      for (size_t i = first; i < bins.size(); i += every()) {
+        check_case(c, bins[i], channel_bins()[0], kDevices[0], 1);
       }
       check_case(c, tensor_bins()[0], channel_bins()[3], kDevices[3], 3);
     }
