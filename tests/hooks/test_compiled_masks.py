@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.compiled import MARKS, needs_gradients
+from support.masked import bert, gpt2
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -180,27 +181,6 @@ def test_a_compiled_argument_that_is_no_mask_is_said_once() -> None:
         for kind in ("output", "grad_output"):
             assert int(w.latest["wide", kind].count[0]) == 4 * 12
             assert w.coverage()["wide", kind].unmasked == {MASK_UNFIT: 1}
-
-
-def gpt2() -> nn.Module:
-    import transformers
-
-    config = transformers.GPT2Config(
-        n_layer=1, n_embd=24, n_head=2, vocab_size=50, n_positions=12, use_cache=False,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
-
-
-def bert() -> nn.Module:
-    import transformers
-
-    config = transformers.BertConfig(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        vocab_size=50, max_position_embeddings=12, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0, attn_implementation="eager",
-    )  # fmt: skip
-    return transformers.BertForSequenceClassification(config)
 
 
 @pytest.mark.check

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.masked import assert_stats, kept
+from support.masked import assert_stats, bert, gpt2, kept
 from support.modules import Lambda
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -337,30 +337,6 @@ def test_runs_say_which_argument_was_the_mask(tmp_path: Path) -> None:
     assert rows["pooled", "output"]["unmasked"] == {MASK_UNFIT: 1}
     with pytest.raises(ValueError, match="mask"):
         watch(model, rules=(), out=out, append=True)
-
-
-def gpt2() -> nn.Module:
-    import transformers
-
-    config = transformers.GPT2Config(
-        n_layer=2, n_embd=24, n_head=2, vocab_size=50, n_positions=TIME, attn_implementation="eager"
-    )
-    return transformers.GPT2LMHeadModel(config)
-
-
-def bert() -> nn.Module:
-    import transformers
-
-    config = transformers.BertConfig(
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        vocab_size=50,
-        max_position_embeddings=TIME,
-        attn_implementation="eager",
-    )
-    return transformers.BertForSequenceClassification(config)
 
 
 @pytest.mark.check

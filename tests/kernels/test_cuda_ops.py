@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.devices import moved, no_synchronisation
 from support.oracle import DTYPES, INTEGERS, State, accumulate, check
-from support.sampled import accumulate_sampled, sampling
+from support.sampled import sampling
 from torch import Tensor
 
 from hookstats.kernels import ops
@@ -110,7 +110,7 @@ def test_samples_are_those_of_the_cpu(dtype: torch.dtype) -> None:
         for how in (sampling(7, 4, 3), sampling(1 << 40, 0, 1)):
             arguments = empty(there := moved(x), dim)
             ops.update_(there, dim, *arguments, moved(how))
-            expected = accumulate_sampled(ops.update_, x, dim, LOG, LINEAR, how)
+            expected = accumulate(ops.update_, x, dim, LOG, LINEAR, how=how)
             assert_same_integers(on_cpu(arguments), expected)
 
 

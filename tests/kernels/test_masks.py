@@ -11,7 +11,6 @@ import torch
 from support.capabilities import compare_capabilities
 from support.devices import moved, on_cuda, on_gpu
 from support.masked import (
-    accumulate_masked,
     check_masked,
     digest_of_masked,
     expanded,
@@ -58,7 +57,7 @@ def test_keeps_the_rows_of_the_mask(update: Update, dtype: torch.dtype) -> None:
         for i, mask in enumerate(masks(*shape[:2]).values()):
             bins = (LOG, LINEAR) if i % 2 else (LINEAR, LOG)
             for x, channel_dim in layouts(values):
-                got = accumulate_masked(update, x, channel_dim, mask, *bins)
+                got = accumulate(update, x, channel_dim, *bins, mask=mask)
                 check_masked(got, x, channel_dim, mask, *bins)
 
 
@@ -71,7 +70,7 @@ def test_large_tensors(shape: tuple[int, int, int]) -> None:
     values = normal(*shape).float()
     for mask in map(masks(*shape[:2]).__getitem__, ("right", "random", "all")):
         for x, channel_dim in layouts(values):
-            got = accumulate_masked(ops.update_, x, channel_dim, mask, LOG, LINEAR)
+            got = accumulate(ops.update_, x, channel_dim, LOG, LINEAR, mask=mask)
             check_masked(got, x, channel_dim, mask, LOG, LINEAR)
 
 
@@ -80,7 +79,7 @@ def test_expanded_rows_count_where_they_are_kept(update: Update) -> None:
     values = normal(3, 5, 33).float()
     for mask in masks(3, 5).values():
         for x, channel_dim in expanded(values):
-            got = accumulate_masked(update, x, channel_dim, mask, LOG, LINEAR)
+            got = accumulate(update, x, channel_dim, LOG, LINEAR, mask=mask)
             check_masked(got, x, channel_dim, mask, LOG, LINEAR)
 
 
@@ -93,7 +92,7 @@ def test_samples_count_what_the_hash_says_of_all_rows(update: Update) -> None:
         for i, mask in enumerate(masks(*shape[:2]).values()):
             for x, channel_dim in layouts(values):
                 how = sampling(i, 2 + i % 7, 3)
-                got = accumulate_masked(update, x, channel_dim, mask, LOG, LINEAR, how)
+                got = accumulate(update, x, channel_dim, LOG, LINEAR, how=how, mask=mask)
                 check_masked(got, x, channel_dim, mask, LOG, LINEAR, how)
 
 
@@ -108,7 +107,7 @@ def test_what_is_not_finite(update: Update, dtype: torch.dtype) -> None:
         values[torch.rand(values.shape, generator=generator) < 0.1] = special
     for mask in masks(4, 30).values():
         for x, channel_dim in layouts(values):
-            got = accumulate_masked(update, x, channel_dim, mask, LINEAR, LOG)
+            got = accumulate(update, x, channel_dim, LINEAR, LOG, mask=mask)
             check_masked(got, x, channel_dim, mask, LINEAR, LOG)
     clean = torch.where(masks(4, 30)["right"][..., None], normal(4, 30, 6).to(dtype), torch.nan)
     assert not channel_stats(clean, 2, mask=masks(4, 30)["right"]).nan.any()
@@ -121,7 +120,7 @@ def test_a_mean_that_is_large(update: Update) -> None:
         values = (normal(4, 60, 18) * std + mean).float()
         for mask in masks(4, 60).values():
             for x, channel_dim in layouts(values):
-                got = accumulate_masked(update, x, channel_dim, mask)
+                got = accumulate(update, x, channel_dim, mask=mask)
                 check_masked(got, x, channel_dim, mask)
 
 
@@ -147,7 +146,7 @@ def test_threads_change_no_bit() -> None:
             results = []
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
-                results.append(accumulate_masked(ops.update_, x, channel_dim, mask, LOG, LOG))
+                results.append(accumulate(ops.update_, x, channel_dim, LOG, LOG, mask=mask))
             torch.set_num_threads(1)
             for other in results[1:]:
                 assert all(map(same_bits, results[0], other))
@@ -160,7 +159,7 @@ def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
 def test_one_row_alone_gives_the_bits_of_that_row() -> None:
     values = normal(3, 4, 70).float()
     mask = masks(3, 4)["last"]
-    got = accumulate_masked(ops.update_, values, 2, mask, LOG, LINEAR)
+    got = accumulate(ops.update_, values, 2, LOG, LINEAR, mask=mask)
     assert all(map(same_bits, got, accumulate(ops.update_, values[2, 3][None], 1, LOG, LINEAR)))
 
 
@@ -191,10 +190,10 @@ def test_masks_of_every_dtype_and_strides(update: Update, dtype: torch.dtype) ->
         mask[:1].expand(6, -1),
         mask[:, :1].expand(-1, 10),
     ):
-        check_masked(accumulate_masked(update, values, 2, one), values, 2, one)
+        check_masked(accumulate(update, values, 2, mask=one), values, 2, one)
     flat = mask.reshape(-1)
     rows = values.view(60, 5)
-    check_masked(accumulate_masked(update, rows, 1, flat), rows, 1, flat)
+    check_masked(accumulate(update, rows, 1, mask=flat), rows, 1, flat)
 
 
 def test_where_masks_fit() -> None:
@@ -227,7 +226,7 @@ def test_where_masks_fit() -> None:
         with pytest.raises(ValueError, match="mask has shape"):
             channel_stats(x, channel_dim, mask=ones)
         with pytest.raises(RuntimeError, match="mask has shape"):
-            accumulate_masked(ops.update_, x, channel_dim, ones)
+            accumulate(ops.update_, x, channel_dim, mask=ones)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +251,7 @@ def test_refuses_what_is_no_mask(bad: Any, match: str) -> None:
 @pytest.mark.parametrize("bad", [torch.ones(2, 5), torch.ones(2, 5, 7, dtype=torch.bool)], ids=str)
 def test_operators_refuse_what_is_no_mask(update: Update, bad: Tensor) -> None:
     with pytest.raises((ValueError, RuntimeError), match="mask"):
-        accumulate_masked(update, torch.ones(2, 5, 7), 2, bad)
+        accumulate(update, torch.ones(2, 5, 7), 2, mask=bad)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 from support.capabilities import compare_capabilities
-from support.oracle import DTYPES, State, check
+from support.oracle import DTYPES, State, accumulate, check
 from support.sampled import (
-    accumulate_sampled,
     check_counts,
     digest_of_sample,
     layouts,
@@ -46,7 +45,7 @@ def test_counts_what_the_hash_says(update: Update, dtype: torch.dtype) -> None:
             how = sampling(i, 2 + i % 7, 3)
             bins: Bins = LOG if i % 2 else LINEAR
             channel_bins: Bins = LINEAR if i % 2 else LOG
-            got = accumulate_sampled(update, x, channel_dim, bins, channel_bins, how)
+            got = accumulate(update, x, channel_dim, bins, channel_bins, how=how)
             check(State(got.moments, got.tallies, None, None), x, channel_dim)
             check_counts(got, x, channel_dim, bins, channel_bins, how)
 
@@ -57,14 +56,14 @@ def test_large_tensors_in_every_layout() -> None:
     for values in (normal(3, 40_004).float(), normal(1000, 84).float(), normal(70, 1800).float()):
         for x, channel_dim in layouts(values):
             how = sampling(5, 8, 3)
-            got = accumulate_sampled(ops.update_, x, channel_dim, LOG, LINEAR, how)
+            got = accumulate(ops.update_, x, channel_dim, LOG, LINEAR, how=how)
             check_counts(got, x, channel_dim, LOG, LINEAR, how)
 
 
 def test_one_may_be_sampled_and_the_other_whole() -> None:
     for x, channel_dim in layouts(normal(6, 500).float()):
         for how in (sampling(1, 8, 1), sampling(1, 1, 8), sampling(1, 1, 1)):
-            got = accumulate_sampled(ops.update_, x, channel_dim, LOG, LINEAR, how)
+            got = accumulate(ops.update_, x, channel_dim, LOG, LINEAR, how=how)
             check_counts(got, x, channel_dim, LOG, LINEAR, how)
 
 
@@ -79,7 +78,7 @@ def test_what_is_not_finite_is_left_out(update: Update, dtype: torch.dtype) -> N
     values[2] = torch.nan
     for x, channel_dim in layouts(values):
         how = sampling(2, 3, 2)
-        got = accumulate_sampled(update, x, channel_dim, LINEAR, LOG, how)
+        got = accumulate(update, x, channel_dim, LINEAR, LOG, how=how)
         check_counts(got, x, channel_dim, LINEAR, LOG, how)
 
 
@@ -96,14 +95,14 @@ def test_log_bins_of_every_pattern(bins: LogBins, dtype: torch.dtype) -> None:
     assert ((values == 0) & values.signbit()).any()
     x = values.to(dtype)
     for channel_dim in (None, 0):
-        got = accumulate_sampled(ops.update_, x, channel_dim, bins, bins, sampling(3, 2, 3))
+        got = accumulate(ops.update_, x, channel_dim, bins, bins, how=sampling(3, 2, 3))
         check_counts(got, x, channel_dim, bins, bins, sampling(3, 2, 3))
 
 
 def test_no_moment_depends_on_the_sampling() -> None:
     for x, channel_dim in ((normal(6, 50_000).float(), 0), (normal(900, 300).bfloat16(), 1)):
-        whole = accumulate_sampled(ops.update_, x, channel_dim, LOG, LINEAR, sampling(0, 1, 1))
-        sampled = accumulate_sampled(ops.update_, x, channel_dim, LOG, LINEAR, sampling(0, 8, 8))
+        whole = accumulate(ops.update_, x, channel_dim, LOG, LINEAR, how=sampling(0, 1, 1))
+        sampled = accumulate(ops.update_, x, channel_dim, LOG, LINEAR, how=sampling(0, 8, 8))
         assert torch.equal(sampled.moments, whole.moments)
         assert torch.equal(sampled.tallies, whole.tallies)
 
@@ -113,7 +112,7 @@ def test_nothing_is_accumulated_where_the_step_is_not_recorded(of: Any) -> None:
     """The operators read that as they run: a graph that has them runs in all steps."""
     for x, channel_dim in layouts(normal(6, 500).float()):
         how = torch.tensor([1, 8, 1, 0])
-        got = accumulate_sampled(of.update_, x, channel_dim, LOG, LINEAR, how)
+        got = accumulate(of.update_, x, channel_dim, LOG, LINEAR, how=how)
         counts: Any = (got.counts, LOG), (got.channel_counts, LINEAR)
         pairs = [part for each, bins in counts for part in ([each], bins.descriptor(x.device))]
         many = [x], channel_dim, [got.moments], [got.tallies], *pairs, None, how
@@ -122,7 +121,7 @@ def test_nothing_is_accumulated_where_the_step_is_not_recorded(of: Any) -> None:
         assert not any(part.any() for part in (got.tallies, counts[0][0], counts[1][0]))
         how[3] = 1
         of.update_many_(*many)
-        expected = accumulate_sampled(of.update_, x, channel_dim, LOG, LINEAR, how[:3])
+        expected = accumulate(of.update_, x, channel_dim, LOG, LINEAR, how=how[:3])
         assert all(map(equal, got, expected))
 
 
@@ -132,9 +131,7 @@ def test_threads_change_no_count() -> None:
         results = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(
-                accumulate_sampled(ops.update_, x, channel_dim, LOG, LOG, sampling(1, 8, 8))
-            )
+            results.append(accumulate(ops.update_, x, channel_dim, LOG, LOG, how=sampling(1, 8, 8)))
         torch.set_num_threads(1)
         for other in results[1:]:
             assert all(map(equal, results[0], other))
@@ -155,15 +152,15 @@ def test_maps_in_either_memory_format(
 ) -> None:
     x = normal(*shape).float().to(memory_format=format)
     how = sampling(4, *every)
-    check_counts(accumulate_sampled(ops.update_, x, 1, LOG, LINEAR, how), x, 1, LOG, LINEAR, how)
+    check_counts(accumulate(ops.update_, x, 1, LOG, LINEAR, how=how), x, 1, LOG, LINEAR, how)
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_what_expand_repeats_counts_as_often(update: Update) -> None:
     base = normal(40, 1, 30).float()
     how = sampling(2, 4, 2)
-    one = accumulate_sampled(update, base, 0, LOG, LINEAR, how)
-    repeated = accumulate_sampled(update, base.expand(40, 3, 30), 0, LOG, LINEAR, how)
+    one = accumulate(update, base, 0, LOG, LINEAR, how=how)
+    repeated = accumulate(update, base.expand(40, 3, 30), 0, LOG, LINEAR, how=how)
     assert one.counts is not None
     assert one.channel_counts is not None
     assert torch.equal(repeated.counts, 3 * one.counts)  # type: ignore[arg-type]
@@ -174,7 +171,7 @@ def test_what_expand_repeats_counts_as_often(update: Update) -> None:
 def test_expanded_channels_have_their_own_elements(update: Update) -> None:
     x = normal(50, 1).float().expand(50, 12)
     how = sampling(1, 3, 2)
-    got = accumulate_sampled(update, x, 1, LOG, LINEAR, how)
+    got = accumulate(update, x, 1, LOG, LINEAR, how=how)
     check_counts(got, x, 1, LOG, LINEAR, how)
 
 
@@ -220,7 +217,7 @@ def test_many_are_as_one_by_one(scale: float | None) -> None:
         assert torch.equal(of_both[0], of_both[2])
         assert torch.equal(of_both[1], of_both[3])
         scaled = x if scale is None else x / scale
-        one = accumulate_sampled(ops.update_, scaled, 0, LOG, LINEAR, how)
+        one = accumulate(ops.update_, scaled, 0, LOG, LINEAR, how=how)
         assert torch.equal(one.counts, of_both[0])  # type: ignore[arg-type]
 
 
@@ -232,7 +229,7 @@ def test_many_are_as_one_by_one(scale: float | None) -> None:
 )
 def test_refuses_other_sampling(update: Update, bad: Tensor) -> None:
     with pytest.raises((ValueError, RuntimeError), match="sampling"):
-        accumulate_sampled(update, torch.zeros(4), None, LOG, LINEAR, bad)
+        accumulate(update, torch.zeros(4), None, LOG, LINEAR, how=bad)
 
 
 @pytest.mark.check

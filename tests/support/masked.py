@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.oracle import DTYPES, State, accumulate, check_channel, rows, slot_counts
 from support.sampled import mask_of
 from support.values import LINEAR, LOG, of_dtype
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookstats.kernels import ops
 from hookstats.kernels.of_tensor import channel_stats
@@ -78,23 +78,6 @@ def expanded(values: Tensor) -> Iterator[Case]:
     yield values[:, :, :1, None].expand(-1, -1, 3, channels), 2
 
 
-def accumulate_masked(
-    update: Callable[..., None],
-    x: Tensor,
-    channel_dim: int | None,
-    mask: Tensor,
-    bins: Bins | None = None,
-    channel_bins: Bins | None = None,
-    how: Tensor | None = None,
-) -> State:
-    """An empty state into which the kept rows of `x` were accumulated, with the sampling `how`."""
-
-    def masked(*arguments: object) -> None:
-        update(*arguments, how, mask)
-
-    return accumulate(masked, x, channel_dim, bins, channel_bins)
-
-
 def check_masked(
     got: State,
     x: Tensor,
@@ -145,7 +128,7 @@ def digest_of_masked() -> str:
         for values in (of_dtype(dtype, 3, 5, 33), of_dtype(dtype, 2, 40, 6)):
             for mask in masks(*values.shape[:2]).values():
                 for x, channel_dim in layouts(values):
-                    got = accumulate_masked(ops.update_, x, channel_dim, mask, LINEAR, LOG)
+                    got = accumulate(ops.update_, x, channel_dim, LINEAR, LOG, mask=mask)
                     for integers in got[1:]:
                         assert integers is not None
                         found.update(integers.numpy().tobytes())
@@ -170,3 +153,25 @@ def assert_stats(got: ChannelStats, x: Tensor, channel_dim: int | None) -> None:
 def kept(x: Tensor, mask: Tensor) -> Tensor:
     """The rows of `x` that the mask keeps, [rows, ...]."""
     return x[mask.bool()] if x.shape[:2] == mask.shape else x[mask.bool().flatten()]
+
+
+def gpt2() -> nn.Module:
+    """Two layers for 12 tokens, without dropout."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=24, n_head=2, vocab_size=50, n_positions=12, use_cache=False,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert() -> nn.Module:
+    import transformers
+
+    config = transformers.BertConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        vocab_size=50, max_position_embeddings=12, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, attn_implementation="eager",
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config)

@@ -52,8 +52,13 @@ def accumulate(
     bins: Bins | None = None,
     channel_bins: Bins | None = None,
     into: State | None = None,
+    how: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> State:
-    """Call `update`, hookstats::update_ or one like it, on `into` or else on an empty state."""
+    """Call `update`, hookstats::update_ or one like it, on `into` or else on an empty state.
+
+    `how` is the sampling, `mask` says which rows of `x` are kept.
+    """
     if into is None:
         channels = 1 if channel_dim is None else x.shape[channel_dim]
         into = State(
@@ -73,6 +78,7 @@ def accumulate(
         None if bins is None else bins.descriptor("cpu"),
         into.channel_counts,
         None if channel_bins is None else channel_bins.descriptor("cpu"),
+        *(() if how is None and mask is None else (how, mask)),
     )
     return into
 

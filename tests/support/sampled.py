@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -66,22 +66,6 @@ def sampling(step: int, every: int, channel_every: int) -> Tensor:
     return torch.tensor([step, every, channel_every])
 
 
-def accumulate_sampled(
-    update: Callable[..., None],
-    x: Tensor,
-    channel_dim: int | None,
-    bins: Bins | None,
-    channel_bins: Bins | None,
-    how: Tensor,
-) -> State:
-    """An empty state into which `x` was accumulated, with the sampling `how`."""
-
-    def sampled(*arguments: object) -> None:
-        update(*arguments, how)
-
-    return accumulate(sampled, x, channel_dim, bins, channel_bins)
-
-
 def check_counts(
     got: State, x: Tensor, channel_dim: int | None, bins: Bins, channel_bins: Bins, how: Tensor
 ) -> None:
@@ -130,14 +114,13 @@ def digest_of_sample() -> str:
     for dtype in DTYPES:
         for n in (31, 33, 997):
             for x, channel_dim in layouts(of_dtype(dtype, 5, n)):
-                got = accumulate_sampled(
-                    ops.update_, x, channel_dim, LINEAR, LOG, sampling(3, 2, 5)
-                )
+                how = sampling(3, 2, 5)
+                got = accumulate(ops.update_, x, channel_dim, LINEAR, LOG, how=how)
                 for counts in (got.counts, got.channel_counts):
                     assert counts is not None
                     found.update(counts.numpy().tobytes())
     large = normal(300, 1000).float()
-    got = accumulate_sampled(ops.update_, large, 0, LINEAR, LOG, sampling(1 << 40, 0, 0))
+    got = accumulate(ops.update_, large, 0, LINEAR, LOG, how=sampling(1 << 40, 0, 0))
     for counts in (got.counts, got.channel_counts):
         assert counts is not None
         found.update(counts.numpy().tobytes())
