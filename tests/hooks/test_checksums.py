@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -98,16 +100,30 @@ def test_the_odd_one_of_several_ranks_is_named() -> None:
     assert str(found) == "step 2: 'w' on rank 1 is not that of rank 0, 2"
 
 
-def part(rank: int, out: Path, flips: bool) -> list[str]:
-    """A DDP training of 12 steps in which rank 1 flips a bit before step 5; its alerts."""
+class Flip(NamedTuple):
+    """A bit that faulty hardware changes before a step."""
+
+    step: int
+    rank: int
+    name: str
+    element: int
+    bit: int
+
+    def __call__(self, model: nn.Module) -> None:
+        values = model.get_parameter(self.name).data.view(torch.int32).flatten()
+        values[self.element % len(values)] ^= (1 << self.bit) - (self.bit == 31) * (1 << 32)
+
+
+def part(rank: int, out: Path, steps: int, flip: Flip | None = None) -> list[str]:
+    """The alerts of a DDP training of so many steps."""
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
     optimizer = SGD(model.parameters(), lr=0.01)
     arguments = {"kinds": KINDS, "every": 1, "out": out, "reduce": hs.Reduce()}
     with hs.watch(model, optimizer, **arguments) as w:  # type: ignore[arg-type]
-        for step in range(12):
-            if flips and step == 5 and rank == 1:
-                model.module[1].bias.data.view(torch.int32)[1] ^= 1 << 10
+        for step in range(steps):
+            if flip and (step, rank) == flip[:2]:
+                flip(model.module)
             optimizer.zero_grad()
             inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(step + 100 * rank))
             model(inputs).tanh().square().sum().backward()
@@ -115,11 +131,24 @@ def part(rank: int, out: Path, flips: bool) -> list[str]:
         return [alert.message for alert in w.alerts if alert.rule == "replicas"]
 
 
+def check_flip(ranks: Ranks, out: Path, steps: int, flip: Flip) -> None:
+    says = f"step {flip.step}: '{flip.name}' on rank 1 is not that of rank 0"
+    assert ranks(part, out, steps, flip) == [[f"replicas: {says}"]] * 2, flip
+    assert str(insight.unequal_replicas(hs.open_run(out))) == says, flip
+
+
 @pytest.mark.check
 def test_replicas_that_part_are_named(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks(part, tmp_path / "sound", False) == [[], []]
+    assert ranks(part, tmp_path / "sound", 12) == [[], []]
     assert insight.unequal_replicas(hs.open_run(tmp_path / "sound")) is None
-    says = "step 5: '1.bias' on rank 1 is not that of rank 0"
-    assert ranks(part, tmp_path / "flipped", True) == [[f"replicas: {says}"]] * 2
-    found = insight.unequal_replicas(hs.open_run(tmp_path / "flipped"))
-    assert str(found) == says
+    check_flip(ranks, tmp_path / "flipped", 12, Flip(5, 1, "1.bias", 1, 10))
+
+
+@pytest.mark.slow
+def test_all_of_100_flips_are_named(ranks: Ranks, tmp_path: Path) -> None:
+    random = Random(0)
+    names = [f"{layer}.{name}" for layer in (0, 1) for name in ("weight", "bias")]
+    for trial in range(100):
+        numbers = (random.randrange(many) for many in (12, 32))
+        flip = Flip(random.randrange(1, 4), random.randrange(2), random.choice(names), *numbers)
+        check_flip(ranks, tmp_path / str(trial), 4, flip)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, AdamW, Muon, Optimizer
 
 import hookstats as hs
 from hookstats.hooks import step_sample
@@ -18,8 +18,10 @@ from hookstats.hooks import step_sample
 KINDS = ("param_grad",)
 
 
-def model_of(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+def model_of(dtype: torch.dtype = torch.float32, *, linear: bool = False) -> nn.Sequential:
     torch.manual_seed(0)
+    if linear:
+        return nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 3, bias=False)).to(dtype)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 3))
     return model.to(dtype)
 
@@ -40,6 +42,7 @@ MAKE: list[Callable[[Any], Optimizer]] = [
     lambda p: SGD(p, lr=0.01, momentum=0.9, foreach=True),
     lambda p: AdamW(p, lr=0.01, foreach=False),
     lambda p: AdamW(p, lr=0.01, fused=True),
+    lambda p: Muon(p, lr=0.01),
 ]
 
 
@@ -48,7 +51,7 @@ MAKE: list[Callable[[Any], Optimizer]] = [
 def test_a_sample_of_all_elements_is_exact(
     make: Callable[[Any], Optimizer], dtype: torch.dtype
 ) -> None:
-    model = model_of(dtype).to(memory_format=torch.channels_last)
+    model = model_of(dtype, linear=make is MAKE[-1]).to(memory_format=torch.channels_last)
     optimizer = make(model.parameters())
     last: Tensor | None = None
     with hs.watch(model, optimizer, kinds=KINDS, every=1) as w:
