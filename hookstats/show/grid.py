@@ -47,8 +47,9 @@ def print_grid(
     console: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]], **layout: Any
 ) -> None:
     """Print a `grid`."""
+    is_terminal = console.is_terminal
     for line in grid(console, columns, rows, **layout):
-        if console.is_terminal:
+        if is_terminal:
             console.print(line, crop=False)
         else:  # by rich, ten thousand lines take seconds
             print(line.plain, file=console.file)
@@ -82,14 +83,16 @@ def grid(
     if title is not None:
         yield rich.text.Text(printable(title), "table.title")
     for row in (*([(name, "table.header") for name in names] for names in heads), *body):
-        line = rich.text.Text()
+        line, styled = "", []
         for i, ((cell, style), width) in enumerate(zip(row, widths, strict=True)):
             gap = " " * (width - _len(cell))
-            line.append(" " * bool(i) + ("" if i < text else gap))
-            line.append(cell, style)
-            line.append(gap if i < text else "")
-        line.rstrip()
-        yield line
+            line += " " * bool(i) + ("" if i < text else gap)
+            if style and cell:
+                styled.append(rich.text.Span(len(line), len(line) + len(cell), style))
+            line += cell + (gap if i < text else "")
+        found = rich.text.Text(line, spans=styled)
+        found.rstrip()
+        yield found
 
 
 def fits(console: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bool:
