@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -282,29 +282,28 @@ def comparisons(a: Run, b: Run, steps: Iterable[int], rtol: float = 0.0) -> Iter
     with_channels = set(a.steps_with_channels).intersection(b.steps_with_channels)
     of_tensors, of_channels = ([_Reader(run, folder) for run in (a, b)] for folder in _NAMES)
 
-    def compared(several: list[int], *, channels: bool = False) -> Comparison:
+    def compared(several: list[int], channels: Sequence[Any] = (None, None)) -> Comparison:
         tables = [reader.rows(several) for reader in of_tensors]
-        beside = [reader.rows(several) if channels else None for reader in of_channels]
         sites = [selections.site_numbers(table, keys, order) for table in tables]
         named, ordered = list(keys), list(order)
         place = np.argsort(ordered)
-        at_a, at_b = (
+        places = (
             np.searchsorted(several, numbers(table.column("step"))) * len(keys) + place[site]
             for table, site in zip(tables, sites, strict=True)
         )
-        of_a, of_b = (
-            _side(*each) for each in zip((a, b), tables, beside, (at_a, at_b), strict=True)
-        )
+        of_a, of_b = map(_side, (a, b), tables, channels, places)
         return difference.differences(several, [named[i] for i in ordered], of_a, of_b, rtol)
 
     pending: list[int] = []
     for step in steps:
+        channels = [reader.rows([step]) for reader in of_channels] if step in with_channels else []
+        apart = channels and not channels[0].equals(channels[1])
         is_full = len(pending) * max(len(keys), 1) >= _AT_ONCE
-        if pending and (is_full or step in with_channels or not keys):
+        if pending and (is_full or apart or not keys):
             yield compared(pending)
             pending = []
-        if step in with_channels:
-            yield compared([step], channels=True)
+        if apart:
+            yield compared([step], channels)
         else:
             pending = [*pending, step]
     if pending:
