@@ -385,6 +385,16 @@ def current_translation() -> tuple[dict[str, Any], Mapping[str, Any]] | None:
     return output and (output.global_scope, output.root_tx.f_locals)
 
 
+def becomes_cuda_graph() -> bool:
+    """Whether inductor is to replay what dynamo traces here as a CUDA graph (2.13; without it: no
+    code does)."""
+    backend = getattr(_output(), "compiler_fn", None)
+    of_call = getattr(getattr(backend, "_torchdynamo_orig_backend", backend), "config", {})
+    known = sys.modules.get("torch._inductor.config")
+    of_all: Any = getattr(known, "triton", None)
+    return bool(of_call.get("triton.cudagraphs", getattr(of_all, "cudagraphs", False)))
+
+
 def traced_operators() -> Iterator[str]:
     """The operators in whose bodies dynamo traces on this thread, innermost first (2.10, 2.15)."""
     tracer: Any = getattr(_output(), "current_tracer", None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from hookstats.stats.state import State, identity_moments, identity_tallies
 MAX_SITE_BYTES = 4 << 30
 """The most memory that the states of one site may take; the same on all ranks, so that they record
 the same sites."""
+_Made = TypeVar("_Made")
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 4 << 20  # per buffer, unless a single site needs more
 
@@ -121,6 +124,20 @@ class DeviceBuffer:
             occupancy[0, 0],
             occupancy[1, 0],
         )
+
+    def outside_captures(self, make: Callable[[], _Made]) -> _Made:
+        """What `make` returns, once the device has done its work.
+
+        What `make` allocates and fills is no part of the graph that this thread captures: another
+        thread does it, on another stream.
+        """
+
+        def made() -> _Made:
+            with self._staging.work() if self._staging else nullcontext():
+                return make()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(made).result()
 
     def close(self, buffer: int, ranges: Ranges, calls: Int64) -> Part:
         """This device's part of the step in `buffer`, as it is now; waits for nothing.

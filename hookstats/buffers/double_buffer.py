@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookstats.buffers.closed import ClosedStep
 from hookstats.buffers.device import DeviceBuffer, Ranges, Rows, zeros
-from hookstats.buffers.graph_states import GraphSite, GraphState
+from hookstats.buffers.graph_states import ACCUMULATED, GraphSite, GraphState, outlast
 from hookstats.buffers.lock import Guard, lock, whole
 from hookstats.buffers.mask import CurrentMask
 from hookstats.kernels import native
@@ -238,10 +238,7 @@ class DoubleBuffer:
     def is_captured(self) -> bool:
         """Whether work on one of the devices now becomes part of a graph, such as a CUDA graph."""
         # Only of devices that are in use: asking must not start any.
-        for device in tuple(self.devices):
-            if device.type != "cpu" and backend_of(device).is_capturing():
-                return True
-        return False
+        return any(backend_of(device).is_capturing() for device in tuple(self.devices))
 
     def discard_late(self) -> None:
         """Discard the tensors that graphs accumulated while no step was recorded."""
@@ -329,6 +326,8 @@ class Stuck(Exception):
 class Accumulator:
     """The state of one site on one device."""
 
+    outcome: str | None = None
+    """What becomes of a tensor that is accumulated."""
     __slots__ = ("_buffers", "_calls", "_count", "_graph", "_index", "_occupancy", "_states")
 
     def __init__(
@@ -378,6 +377,18 @@ class Accumulator:
                 graphs = self._buffers.devices[device].graphs
                 self._graph = graphs.add(self._index, rows, site, sampling)
         return self._graph
+
+    def captured(self, site: GraphSite, outcome: str = ACCUMULATED) -> GraphState:
+        """The same, with the counter of an outcome, for a graph that is being captured."""
+
+        def make() -> GraphState:
+            site.counter(outcome, device)
+            return self.graph_state(site)
+
+        device = self._states[0].moments.device
+        graph = self._buffers.devices[device].outside_captures(make)
+        outlast(graph, site)
+        return graph
 
     def is_traced(self) -> bool:
         return self._graph is not None

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hookstats._torch import foreach_add_, foreach_copy_, foreach_zero_
-from hookstats.records.reasons import NOT_RECORDED
+from hookstats.kernels.ops import update_
+from hookstats.records.reasons import GRAPH_CAPTURE, NOT_RECORDED
 from hookstats.records.sparse import Int64
 from hookstats.stats.reference import merge_
 from hookstats.stats.state import State, identity_moments, identity_tallies
@@ -49,11 +50,15 @@ class GraphSite:
 
 
 class GraphState:
-    """The state of one site that compiled graphs change, in separate tensors.
+    """The state of one site that graphs change, in separate tensors.
 
     The double buffer's rows would not do, as they are views of one block: AOTAutograd copies the
-    whole block for each view that a graph changes.
+    whole block for each view that a graph changes. And a graph that is captured by hand fills what
+    it was captured with, in each step.
     """
+
+    outcome = GRAPH_CAPTURE
+    """What becomes of a tensor that is accumulated while a graph is captured: its replays count."""
 
     def __init__(self, rows: tuple[State, State], site: GraphSite, sampling: Tensor) -> None:
         """rows: the site's rows in the double buffer, by buffer.
@@ -75,6 +80,28 @@ class GraphState:
         self.memory = _alias(self.state)
         self.accumulated = site.counter(ACCUMULATED, device)
         self.late = site.counter(NOT_RECORDED, device)
+
+    def accumulate(self, x: Tensor, channel_dim: int | None, mask: Tensor | None = None) -> None:
+        """Have each replay of the graph that is captured accumulate `x`, detached, and count it."""
+        update_(x, channel_dim, *self.memory, mask)
+        self.count()
+
+    def count(self) -> None:
+        self.accumulated.data.add_(1)
+
+    @property
+    def states(self) -> tuple[State, State]:
+        """The state by buffer: graphs fill one, whichever is in front."""
+        return self.memory, self.memory
+
+
+_lasting: list[tuple[object, ...]] = []
+
+
+def outlast(state: GraphState, site: GraphSite) -> None:
+    """Keep the memory of a state and a site's counters for good: nothing tells how long a graph
+    that was captured by hand may be replayed."""
+    _lasting.append((state.memory, site))
 
 
 @lru_cache(64)

@@ -27,7 +27,7 @@ from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.buffers.mask import CurrentMask
 from hookstats.hooks.dynamo import break_graphs, run_untraced
 from hookstats.hooks.inert import Hook, marked
-from hookstats.hooks.readable import detour, unreadable, without_torch_function
+from hookstats.hooks.readable import detour, is_captured, unreadable, without_torch_function
 from hookstats.hooks.traced import hookstats_leaves_out
 from hookstats.records import reasons
 from hookstats.records.keys import did_you_mean
@@ -110,7 +110,8 @@ class Masks:
             reason = _unfit(given)
             if reason is None:
                 assert isinstance(given, Tensor)
-                made = None if unreadable(given) else _copied(given)
+                unread = unreadable(given) or is_captured(given)
+                made = None if unread else _copied(given)
                 if made is None or unreadable(made):  # as under fake tensors
                     return self.buffers.mask.mismatch
                 return made

@@ -17,9 +17,9 @@ from hookstats.hooks.dynamo import run_untraced
 from hookstats.hooks.gradients import why_no_gradient
 from hookstats.hooks.inert import KINDS, Hook
 from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
-from hookstats.hooks.readable import detour, own_dispatch
+from hookstats.hooks.readable import detour, is_captured, own_dispatch
 from hookstats.hooks.sites import Site
-from hookstats.hooks.traced import TracedHook
+from hookstats.hooks.traced import TracedHook, has_operators
 from hookstats.hooks.widths import Sites
 from hookstats.kernels import native
 from hookstats.records import reasons
@@ -52,7 +52,9 @@ class ModuleHook(Hook):
         self.traced = TracedHook(buffers, values, gradients, phase)
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], *rest: Any) -> None:
-        if not (self.buffers.recording and self.buffers.phase == self.phase):
+        buffers = self.buffers
+        due = has_operators(buffers) if is_dynamo_compiling() else buffers.recording
+        if not (due and buffers.phase == self.phase):
             return
         if self.of_inputs:
             found = argument_leaves(args, rest[0] if rest else {})  # see `Hook`
@@ -109,6 +111,8 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
         reason = reason or why_no_gradient(tensor)
         if reason is None and site.counts.disabled:
             reason = reasons.DISABLED
+        if reason is None and is_captured(tensor):
+            reason = site.await_in_replays(tensor)
         if reason is None:
             if site.native is not None and native.hooks is not None:
                 reason = native.hooks.await_gradient(site.native, tensor)

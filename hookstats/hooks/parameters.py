@@ -35,6 +35,7 @@ from torch.optim import Optimizer
 
 from hookstats._torch import flat_padding, is_flattened
 from hookstats.buffers.double_buffer import Accumulator, DoubleBuffer
+from hookstats.buffers.graph_states import GraphState
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.sites import Site
 from hookstats.hooks.widths import Sites, Widths
@@ -227,7 +228,7 @@ def _hand_on(
 
 class _Entry(NamedTuple):
     site: Site
-    accumulator: Accumulator
+    accumulator: Accumulator | GraphState
     x: Tensor
 
 
@@ -268,7 +269,7 @@ class Batches(defaultdict[tuple[torch.device, int | None, bool], list[_Entry]]):
                 entries = [one for one in entries if _is_taken(one, *about)]
             for one in entries:
                 one.accumulator.count()
-                one.site.counts.count(None)
+                one.site.counts.count(one.accumulator.outcome)
 
 
 def _is_taken(entry: _Entry, *about: Any) -> bool:

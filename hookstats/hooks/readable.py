@@ -40,10 +40,20 @@ def is_distributed(tensor: Tensor) -> bool:
 
 
 def classify(tensor: Tensor) -> Tensor | str:
-    """This rank's values of `tensor`, or the reason that they cannot be read.
+    """This rank's values of `tensor`, or the reason that they cannot be read now.
 
     Waits for the result of a collective that is still under way, as the first use of it would.
     """
+    return reasons.GRAPH_CAPTURE if is_captured(tensor) else own_values(tensor)
+
+
+def is_captured(tensor: Tensor) -> bool:
+    """Whether what reads the tensor becomes part of a graph, whose replays run no hooks."""
+    return backend_of(tensor.device).is_capturing()
+
+
+def own_values(tensor: Tensor) -> Tensor | str:
+    """As `classify`, also while a graph is captured, which then reads them in each replay."""
     if (reason := unreadable(tensor)) is not None:
         return reason
     if is_plain(tensor):
@@ -59,8 +69,6 @@ def unreadable(tensor: Tensor) -> str | None:
         return reason
     if is_transforming():
         return reasons.TRANSFORM
-    if not tensor.is_cpu and backend_of(tensor.device).is_capturing():
-        return reasons.GRAPH_CAPTURE
     if tensor.layout is not torch.strided:
         return f"layout {short(tensor.layout)}"
     return reasons.NESTED if tensor.is_nested else None

@@ -15,8 +15,9 @@ from hookstats.buffers.graph_states import ACCUMULATED, AWAITED, GraphSite, Grap
 from hookstats.hooks.channels import Rule, WithIntegers
 from hookstats.hooks.coverage import Counts, SiteCoverage
 from hookstats.hooks.gradients import register
-from hookstats.hooks.readable import classify, own_dispatch, short
+from hookstats.hooks.readable import is_captured, own_dispatch, own_values, short
 from hookstats.hooks.sharding import Sharding
+from hookstats.kernels.ops import has_kernels
 from hookstats.records import reasons
 from hookstats.records.layout import Layout
 from hookstats.records.record import SiteInfo
@@ -122,6 +123,23 @@ class Site:
         """Register the hooks that accumulate the gradient of a tensor of the call under way."""
         register(partial(self.receive, mask=self._buffers.mask.now), self.disable, tensor)
 
+    def await_in_replays(self, tensor: Tensor) -> str | None:
+        """Have each replay of the graph that is captured count that a gradient is awaited.
+
+        Returns the reason if the graph will accumulate none.
+        """
+        known = self._for_replays(tensor.device)
+        if known is None or self._buffers.mask.now is not None:
+            return reasons.GRAPH_CAPTURE
+        known.captured(self.graph, AWAITED)
+        self.graph.counter(AWAITED, tensor.device).data.add_(1)
+        return None
+
+    def _for_replays(self, device: torch.device) -> Accumulator | None:
+        """What a graph that is captured may be given: nothing where no tensor came before, as rows
+        are not to be made in a capture, and nothing that the fallback accumulates, which waits."""
+        return self._accumulators.get(device) if has_kernels(device.type) else None
+
     def _of_width(self, gradient: Tensor) -> Site:
         """The site for a gradient, which usually has the width of its tensor."""
         try:
@@ -169,22 +187,30 @@ class Site:
         if isinstance(found, str):
             return found, False
         x, accumulator, channel_dim = found
+        if mask is not None and accumulator.outcome is not None:
+            return reasons.GRAPH_CAPTURE, False  # replays may outlast the mask
         try:
             fits = mask is not None and _fits(mask, x, channel_dim)
             accumulator.accumulate(x.detach(), channel_dim, mask if fits else None)
         except Exception as error:
             return self.fail(tensor, error), False
-        return None, mask is not None and not fits
+        return accumulator.outcome, mask is not None and not fits
 
-    def prepare(self, tensor: Tensor) -> tuple[Tensor, Accumulator, int | None] | str:
+    def prepare(self, tensor: Tensor) -> tuple[Tensor, Accumulator | GraphState, int | None] | str:
         """What to accumulate, `tensor` or this rank's part of it, into which state, and the channel
-        dimension. Or the reason to skip the tensor."""
+        dimension. Or the reason to skip the tensor.
+
+        While a graph is captured, the state is one for its replays.
+        """
         if self.counts.disabled:
             return reasons.DISABLED
         try:
-            x = classify(tensor)
+            x = own_values(tensor)
             if isinstance(x, str):
                 return x
+            captured = is_captured(x)
+            if captured and self._for_replays(x.device) is None:
+                return reasons.GRAPH_CAPTURE
             placements = None if x is tensor else getattr(tensor, "placements", None)
             last = self._last
             if (
@@ -200,6 +226,9 @@ class Site:
                 last = found
             if x.is_complex():
                 x = torch.view_as_real(x.detach().resolve_conj())
+            if captured:
+                self._last = None  # the C++ half, which got no plan in the capture, gets one later
+                return x, last.accumulator.captured(self.graph), last.channel_dim
             return x, last.accumulator, last.channel_dim
         except Exception as error:
             return self.fail(tensor, error)

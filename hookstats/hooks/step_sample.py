@@ -72,6 +72,8 @@ class StepSample:
         last, self._gradients, self._weights = self._gradients, [], []
         if not (is_recorded or self._buffers.recording) or self._failures:
             return
+        if self._buffers.is_captured():  # replays log nothing
+            return
 
         def read() -> None:
             self._gradients = self._samples(optimizer, of_gradients=True)

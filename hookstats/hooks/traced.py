@@ -19,6 +19,7 @@ from torch.compiler import allow_in_graph, is_exporting
 
 from hookstats._torch import (
     Placed,
+    becomes_cuda_graph,
     can_save_without_version,
     current_graph_task_id,
     has_static_value,
@@ -184,6 +185,20 @@ def _hookstats_leaves_call_out(key: str) -> bool:
     if not is_exporting():
         _note_trace(_traced_hooks[key])
     return True
+
+
+def has_operators(buffers: DoubleBuffer) -> bool:
+    """Whether the code that dynamo traces accumulates anything; dynamo guards on what this reads.
+
+    Without a second graph for steps that are not recorded, operators have to find that out. So it
+    is with CUDA graphs: another one would be captured in the midst of a training.
+    """
+    return _hookstats_becomes_cuda_graph() or buffers.recording
+
+
+@_while_tracing
+def _hookstats_becomes_cuda_graph() -> bool:
+    return becomes_cuda_graph()
 
 
 def _note_trace(hook: TracedHook) -> None:

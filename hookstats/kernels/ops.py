@@ -53,6 +53,11 @@ why_missing = {backend.type: _load(backend) for backend in BACKENDS.values() if 
 """By device type, why its kernels are not loaded; None where they are."""
 
 
+def has_kernels(device: str) -> bool:
+    """Whether tensors on a device of this type have kernels, which wait for nothing."""
+    return why_missing.get(device, "") is None
+
+
 def _operator(name: str) -> Callable[..., Any]:
     reason = why_missing[CPU.type]
     if reason is None:
@@ -132,7 +137,7 @@ def entries(params_size: int) -> dict[str, int]:
 
 
 def _entry(device: str, params_size: int) -> int | None:
-    if why_missing.get(device, "") is not None:
+    if not has_kernels(device):
         return None
     try:
         return cast(int, getattr(torch.ops.hookstats, f"{device}_entry")(params_size))

@@ -10,11 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from support.compiled import MARKS, Small, data, dropout_network, needs_gradients, ours, train
+from support.compiled import (
+    MARKS,
+    Small,
+    assert_same,
+    data,
+    dropout_network,
+    needs_gradients,
+    ours,
+    train,
+)
 from support.paths import python_path
 from torch import Tensor, fx, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor import config as inductor
 
+from hookstats._torch import becomes_cuda_graph
 from hookstats.kernels.once_ops import count_once_, update_once_
 from hookstats.kernels.ops import update_
 from hookstats.stats import state
@@ -30,6 +41,38 @@ def test_steps_that_are_not_recorded_have_one_graph_more() -> None:
     assert training.graphs == 2
     assert training.records[-1].step == 4
     assert training.coverage()["3", "output"].observed == 3
+
+
+@needs_gradients
+def test_one_cuda_graph_serves_all_steps() -> None:
+    """Where inductor is to replay CUDA graphs, operators alone know which steps are recorded."""
+    with inductor.patch({"triton.cudagraphs": True}):
+        training = train(dropout_network(), "aot_eager", steps=5, settings={"every": 2})
+    expected = train(dropout_network(), None, steps=5, settings={"every": 2})
+    assert training.graphs == 1
+    for got, record in zip(training.records, expected.records, strict=True):
+        assert got.step == record.step
+        assert_same(got, record)
+    row = training.coverage()["3", "output"]
+    assert (row.observed, row.skipped) == (3, {"step not recorded": 2})
+
+
+def test_inductor_is_asked_for_cuda_graphs() -> None:
+    """As `becomes_cuda_graph` finds out, by torch's own name of a mode."""
+    asked: list[bool] = []
+
+    @torch.compiler.assume_constant_result
+    def ask() -> None:
+        asked.append(becomes_cuda_graph())
+
+    def called(x: Tensor) -> Tensor:
+        ask()
+        return x + 1
+
+    for settings in ({"mode": "reduce-overhead"}, {}, {"options": {"triton.cudagraphs": True}}):
+        torch._dynamo.reset()
+        torch.compile(called, **settings)(data())
+    assert asked == [True, False, True]
 
 
 def test_graphs_that_are_replayed_record_the_steps_that_are_due() -> None:

@@ -378,17 +378,17 @@ def side_stream() -> Iterator[torch.cuda.Stream]:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def test_a_captured_forward_is_skipped_and_counted(side_stream: torch.cuda.Stream) -> None:
-    """Hooks run while a graph is captured, and not when it is replayed."""
+def test_a_capture_that_no_call_came_before_is_skipped_and_counted(
+    side_stream: torch.cuda.Stream,
+) -> None:
+    """Memory for its sites is not made while the graph is captured."""
     model = network_on()
     x = torch.randn(256, 64, device="cuda")
+    with torch.cuda.stream(side_stream):
+        for _ in range(3):
+            model(x).sum().backward()
+    torch.cuda.current_stream().wait_stream(side_stream)
     with hs.watch(model, kinds=MODULE_KINDS) as w:
-        with torch.cuda.stream(side_stream):
-            for _ in range(3):
-                model(x).sum().backward()
-        torch.cuda.current_stream().wait_stream(side_stream)
-        w.step()
-        assert w.latest.step == 0
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             y = model(x)
@@ -396,7 +396,7 @@ def test_a_captured_forward_is_skipped_and_counted(side_stream: torch.cuda.Strea
         w.step()
         assert len(w.latest) == 0
         row = w.coverage()["2", "output"]
-        assert (row.forwards, row.observed) == (4, 3)
+        assert (row.forwards, row.observed) == (1, 0)
         assert row.skipped == {"CUDA graph capture": 1}
         again = model(x)
         w.step()
@@ -404,33 +404,57 @@ def test_a_captured_forward_is_skipped_and_counted(side_stream: torch.cuda.Strea
         assert_stats(w.latest["2", "output"], [again.cpu()], -1)
 
 
-def test_a_captured_step_closes_none(side_stream: torch.cuda.Stream) -> None:
-    """Not even where its optimizer is captured, too."""
+@needs_kernel
+@pytest.mark.parametrize("whole", [False, True], ids=["backward", "step"])
+def test_replays_of_a_captured_step_are_recorded(
+    side_stream: torch.cuda.Stream, whole: bool
+) -> None:
+    """A whole step in the graph, or all but the optimizer's; in the steps that are due."""
     model = network_on()
     optimizer = SGD(model.parameters(), lr=0.1)
     x = torch.randn(256, 64, device="cuda")
+    kinds = ("input", "output", "grad_output", "param_grad")
+    graph = torch.cuda.CUDAGraph()
 
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
+    def forward_and_backward() -> Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        y: Tensor = model(x)
+        y.square().mean().backward()
+        if whole:
+            optimizer.step()
+        return y.detach()
 
-    with hs.watch(model, optimizer, kinds=KINDS) as w:
+    with hs.watch(model, optimizer, kinds=kinds, every=2) as w:
         with torch.cuda.stream(side_stream):
-            for _ in range(3):
-                step()
+            for _ in range(4):
+                forward_and_backward()
+                if not whole:
+                    optimizer.step()
         torch.cuda.current_stream().wait_stream(side_stream)
-        assert w.latest.step == 2
-        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            step()
-        for _ in range(3):
+            y = forward_and_backward()
+        assert w.latest.step == 2  # a captured step closes none
+        for step in range(4, 9):
+            x.normal_()
             graph.replay()
-        assert w.latest.step == 2
-        step()
-        assert w.latest.step == 3
-        row = w.coverage()["2.weight", "param_grad"]
-        assert (row.observed, row.skipped) == (4, {"CUDA graph capture": 1})
+            gradient = model[0].weight.grad
+            assert gradient is not None
+            before = [t.detach().cpu() for t in (x, y, 2 * y / y.numel(), gradient)]
+            w.step() if whole else optimizer.step()
+            if step % 2:
+                continue
+            assert w.latest.step == step
+            assert_stats(w.latest["0", "input"], [before[0]], -1)
+            assert_stats(w.latest["2", "output"], [before[1]], -1)
+            assert_stats(w.latest["2", "grad_output"], [before[2]], -1)
+            assert_stats(w.latest["0.weight", "param_grad"], [before[3]], 0)
+        rows = w.coverage()
+        row = rows["2", "output"]
+        assert (row.observed, row.missing) == (5, 0)
+        assert row.skipped == {"CUDA graph capture": 1, "step not recorded": 2}
+        assert rows["2", "grad_output"].missing == 0
+    graph.replay()  # what it writes outlasts the watch
+    torch.cuda.synchronize()
 
 
 @needs_kernel
