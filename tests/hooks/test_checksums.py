@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -10,6 +11,13 @@ import pytest
 import torch
 from support.ranks import Ranks
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.optim import SGD
 
 import hookstats as hs
@@ -142,6 +150,51 @@ def test_replicas_that_part_are_named(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(part, tmp_path / "sound", 12) == [[], []]
     assert insight.unequal_replicas(hs.open_run(tmp_path / "sound")) is None
     check_flip(ranks, tmp_path / "flipped", 12, Flip(5, 1, "1.bias", 1, 10))
+
+
+def hybrid(model: nn.Sequential) -> None:
+    """HSDP, each rank with the whole."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh)
+
+
+def tensor_parallel(model: nn.Sequential) -> None:
+    """Both ranks have the bias of the last layer; the rest is divided."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+
+
+def part_sharded(
+    rank: int, out: Path, divide: Callable[[nn.Sequential], None], flips: str | None
+) -> list[str]:
+    """The alerts of a training; before step 2, a bit of the parameter `flips` on rank 1 does."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    divide(model)
+    optimizer = SGD(model.parameters(), lr=0.01, foreach=False)
+    arguments = {"kinds": KINDS, "every": 1, "out": out, "reduce": hs.Reduce()}
+    with hs.watch(model, optimizer, **arguments) as w:  # type: ignore[arg-type]
+        for step in range(4):
+            if flips and step == 2 and rank == 1:
+                own = model.get_parameter(flips).detach().to_local()  # type: ignore[attr-defined]
+                own.view(torch.int32).view(-1)[1] ^= 1 << 10
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).square().sum().backward()
+            optimizer.step()
+        return [alert.message for alert in w.alerts if alert.rule == "replicas"]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("divide", "name"), [(hybrid, "1.weight"), (tensor_parallel, "1.bias")])
+def test_replicas_of_sharded_models_are_named(
+    divide: Callable[[nn.Sequential], None], name: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    assert ranks(part_sharded, tmp_path / "sound", divide, None) == [[], []]
+    assert insight.unequal_replicas(hs.open_run(tmp_path / "sound")) is None
+    says = f"step 2: '{name}' on rank 1 is not that of rank 0"
+    assert ranks(part_sharded, tmp_path / "flipped", divide, name) == [[f"replicas: {says}"]] * 2
+    assert str(insight.unequal_replicas(hs.open_run(tmp_path / "flipped"))) == says
 
 
 @pytest.mark.slow
