@@ -12,6 +12,7 @@ from hookstats._torch import is_compiled
 from hookstats.hooks.dynamo import reset_compiled
 from hookstats.hooks.selection import Selection, Selector, exact_names
 from hookstats.stats.messages import warn
+from hookstats.stats.printable import shown
 
 MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 """The tensors of a module's calls."""
@@ -20,8 +21,8 @@ MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 def check_model(model: object) -> None:
     """Raise a ValueError if `model` is no module, or a module whose hooks might never run."""
     if not isinstance(model, nn.Module):
-        shown = f"{model!r:.100}" if not hasattr(model, "param_groups") else type(model).__name__
-        raise ValueError(f"model = {shown}: expected a torch.nn.Module")
+        what = type(model).__name__ if hasattr(model, "param_groups") else shown(model)
+        raise ValueError(f"model = {what}: expected a torch.nn.Module")
     for name, module in model.named_modules():
         if is_compiled(module):
             raise ValueError(

@@ -19,5 +19,10 @@ def printable(text: str, *, lines: bool = False) -> str:
     )
 
 
+def shown(value: object) -> str:
+    """The beginning of the repr of `value`, in one line, for an error."""
+    return " ".join(f"{value!r:.100}".split())
+
+
 def _escape(one: str) -> str:
     return one.encode("unicode_escape").decode("ascii")

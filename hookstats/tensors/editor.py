@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hookstats.stats.printable import shown
+
 EditFunction = Callable[[Tensor], Tensor | None]
 """The function that `edit` takes: from a tensor to its replacement; None keeps the tensor."""
 
@@ -53,7 +55,7 @@ class Editor:
         if edited is None or edited is tensor:
             return tensor
         if not isinstance(edited, Tensor):
-            raise self.fault(kind, f"returned {edited!r:.100}; expected a torch.Tensor or None")
+            raise self.fault(kind, f"returned {shown(edited)}; expected a torch.Tensor or None")
         if (edited.shape, edited.dtype, edited.device) != (
             tensor.shape,
             tensor.dtype,

@@ -25,6 +25,7 @@ from hookstats.hooks.selection import Selection, Selector, check_selector
 from hookstats.records.keys import label
 from hookstats.stats.arguments import check_optional_integer
 from hookstats.stats.messages import error_text
+from hookstats.stats.printable import shown
 from hookstats.tensors.calls import CALL_COLUMNS, GRADIENT_COLUMNS, Call, TracedTensor
 from hookstats.tensors.trace_table import as_text
 
@@ -342,7 +343,7 @@ def trace(
             loss = backward(output)
             if not isinstance(loss, Tensor):
                 raise ValueError(
-                    f"backward returned {loss!r:.100}: expected the loss, a tensor; trace runs its "
+                    f"backward returned {shown(loss)}: expected the loss, a tensor; trace runs its "
                     "backward"
                 )
             parameters = [p for p in model.parameters() if p.requires_grad]

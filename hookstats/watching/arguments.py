@@ -25,6 +25,7 @@ MEANT = {
     **dict.fromkeys(("histogram", "histograms", "num_bins", "nbins"), "bins=hs.LogBins()"),
     **dict.fromkeys(("callbacks", "loggers", "logger", "writer"), "sinks=[hs.sinks.WandB()]"),
     **dict.fromkeys(("alerts", "checks"), 'rules="default"'),
+    **dict.fromkeys(("actions", "action", "notify"), 'rules=["default", action]'),
     **dict.fromkeys(("resume", "continue_run"), "append=True"),
     **dict.fromkeys(("max_size", "limit"), "max_bytes=10 << 30"),
     **dict.fromkeys(("padding_mask", "attention_mask"), 'mask="attention_mask"'),

@@ -17,6 +17,7 @@ from hookstats.buffers.staging import event
 from hookstats.kernels.ops import ignore_captures
 from hookstats.records.norms import RATE
 from hookstats.stats.messages import error_text, warn
+from hookstats.stats.printable import shown
 
 _POLL_SECONDS = 2e-4
 _BATCH_SECONDS = 0.25
@@ -124,7 +125,7 @@ def as_samples(ids: object) -> list[int | str]:
         if all(isinstance(one, (int, str)) for one in made):
             return made
     raise ValueError(
-        f"ids = {ids!r:.100}: expected integers or texts, or a tensor of integers on the host"
+        f"ids = {shown(ids)}: expected integers or texts, or a tensor of integers on the host"
     )
 
 

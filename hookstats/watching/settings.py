@@ -22,6 +22,7 @@ from hookstats.records.replicas import CHECKSUM
 from hookstats.runs.kept_channels import CHOICES
 from hookstats.stats.arguments import check_integer, check_optional_integer
 from hookstats.stats.bins import EXPECTED_BINS, LinearBins, LogBins
+from hookstats.stats.printable import shown
 
 PARAMETER_KINDS = ("param", "param_grad", "update")
 OPTIMIZER_STATE = "optimizer_state"
@@ -139,10 +140,10 @@ def check_order(model: object, optimizer: object) -> None:
 
 
 def _kind_of(value: object) -> str:
-    """A value in an error: its class, where its text may have many lines."""
+    """A value in an error: its class, where its text may be long."""
     if isinstance(value, (nn.Module, Optimizer, torch.Tensor)):
         return f"a {type(value).__name__}"
-    return f"{value!r:.100}"
+    return shown(value)
 
 
 def as_optimizers(optimizer: Any) -> list[Optimizer]:
@@ -190,7 +191,7 @@ def unwrapped(optimizer: Any) -> Optimizer:
     if isinstance(found, Optimizer) and takes_step_hooks(found):
         return found
     hint = ""
-    if isinstance(optimizer, (torch.Tensor, Iterator)):
+    if isinstance(optimizer, (torch.Tensor, Iterator, dict)):  # a dict is one of `param_groups`
         hint = "; did you mean the optimizer that has these parameters?"
     elif isinstance(optimizer, nn.Module):
         hint = "; several models are a list: watch([model, other], optimizer)"

@@ -55,6 +55,7 @@ Call = Callable[[nn.Module, Optimizer], Any]
         (lambda m, o: hs.watch(m, o, log_freq=10), r"no argument 'log_freq'; expected every=100"),
         (lambda m, o: hs.watch(m, o, dir="a"), r"no argument 'dir'; expected out=\"runs/a\""),
         (lambda m, o: hs.watch(m, o, log="all"), r"no argument 'log'; expected kinds="),
+        (lambda m, o: hs.watch(m, o, actions=[print]), r"expected rules=\[\"default\", action\]"),
         (lambda m, o: hs.watch(m, o, evry=10), r"no argument 'evry'; did you mean 'every'"),
         (lambda m, o: hs.watch(m, o, loss=1), r"log it at each step: watch.log\(loss=loss\)"),
         (
@@ -79,6 +80,9 @@ def test_an_argument_of_another_name(
         (lambda m, o: hs.watch(o), r"the model first, as in watch\(model, optimizer\)"),
         (lambda m, o: hs.watch(m, m.parameters()), "optimizer that has these parameters"),
         (lambda m, o: hs.watch(m, list(m.parameters())), "optimizer that has these parameters"),
+        (lambda m, o: hs.watch(m, o.param_groups), "optimizer that has these parameters"),
+        (lambda m, o: hs.watch(torch.eye(9), o), "model = tensor.*: expected a torch.nn.Module"),
+        (lambda m, o: hs.trace(m, torch.eye(4), backward=lambda y: (y, y)), "expected the loss"),
         (lambda m, o: hs.watch(m, "runs/a"), r"did you mean out='runs/a'\?"),
         (lambda m, o: hs.watch(m, m), r"watch\(\[model, other\], optimizer\)"),
         (lambda m, o: hs.watch(m, o, kinds="output"), r"did you mean \('output',\)\?"),
