@@ -115,7 +115,8 @@ class PastInputs:
         usual = float(np.median(seen.sizes)) if seen.sizes else size
         distance = self._distance(record, site, len(seen.past_distances))
         distance *= min(1.0, math.sqrt(size / usual)) if usual else 1.0
-        limit = usual_limit(seen.past_distances)
+        # Steps in a row that are far say nothing of what was usual before them.
+        limit = usual_limit(seen.past_distances[: len(seen.past_distances) - seen.far])
         if is_known:
             repeated, varied = seen.repeated + 1, seen.varied
         else:

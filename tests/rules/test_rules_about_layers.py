@@ -87,6 +87,15 @@ def test_inputs_that_change(change: Callable[[Tensor], Tensor], says: str) -> No
     assert says in alert.message
 
 
+def test_inputs_that_change_a_little_have_to_do_so_in_two_steps_in_a_row() -> None:
+    steps = batches(24)
+    for shifted, found in (([20], []), ([20, 22], []), ([20, 21], [21])):
+        records = [
+            {key: x + 0.7 * (i in shifted) for key, x in s.items()} for i, s in enumerate(steps)
+        ]
+        assert [alert.step for alert in alerts(Inputs(), records)] == found
+
+
 def test_inputs_that_do_not_change() -> None:
     assert not alerts(Inputs(), batches(30))
 
