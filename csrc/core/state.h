@@ -9,15 +9,19 @@
 namespace hookstats {
 
 // Every statistic of a channel, in the order of its tensor's columns: X(field, column). Moments are
-// float64, tallies int64. stats/state.py has the same table.
-#define HOOKSTATS_MOMENTS(X) X(mean, kMean) X(m2, kM2) X(min, kMin) X(max, kMax) X(l1, kL1)
+// float64, tallies int64. stats/state.py has the same table. Moments that are sums come last, as do
+// the tallies of finite values.
+#define HOOKSTATS_SUMS(X) X(l1, kL1)
+#define HOOKSTATS_MOMENTS(X) X(mean, kMean) X(m2, kM2) X(min, kMin) X(max, kMax) HOOKSTATS_SUMS(X)
+#define HOOKSTATS_VALUE_TALLIES(X) X(zero, kZero)
 #define HOOKSTATS_TALLIES(X) \
-  X(count, kCount) X(nan, kNan) X(posinf, kPosInf) X(neginf, kNegInf) X(zero, kZero)
+  X(count, kCount) X(nan, kNan) X(posinf, kPosInf) X(neginf, kNegInf) HOOKSTATS_VALUE_TALLIES(X)
 
 #define HOOKSTATS_COLUMN(field, column) column,
 enum MomentColumn { HOOKSTATS_MOMENTS(HOOKSTATS_COLUMN) kMomentColumns };
 enum TallyColumn { HOOKSTATS_TALLIES(HOOKSTATS_COLUMN) kTallyColumns };
 #undef HOOKSTATS_COLUMN
+constexpr int kValueTallies = kTallyColumns - kZero;
 
 // Moments are over the `count` finite values; infinities and NaNs are tallied. A default Channel is
 // the identity of `merge`.
@@ -26,10 +30,12 @@ struct Channel {
   double m2 = 0.0;  // sum of squared deviations from the mean
   double min = std::numeric_limits<double>::infinity();
   double max = -std::numeric_limits<double>::infinity();
-  double l1 = 0.0;  // sum of magnitudes
-#define HOOKSTATS_TALLY(field, column) int64_t field = 0;
-  HOOKSTATS_TALLIES(HOOKSTATS_TALLY)
-#undef HOOKSTATS_TALLY
+#define HOOKSTATS_FIELD(field, column) double field = 0.0;
+  HOOKSTATS_SUMS(HOOKSTATS_FIELD)
+#undef HOOKSTATS_FIELD
+#define HOOKSTATS_FIELD(field, column) int64_t field = 0;
+  HOOKSTATS_TALLIES(HOOKSTATS_FIELD)
+#undef HOOKSTATS_FIELD
 };
 
 // Chan, Golub, LeVeque (1979): the parallel update of mean and m2.
@@ -46,8 +52,8 @@ HOOKSTATS_HOST_DEVICE inline void merge(Channel& into, const Channel& from) {
   }
   into.min = from.min < into.min ? from.min : into.min;
   into.max = from.max > into.max ? from.max : into.max;
-  into.l1 += from.l1;
 #define HOOKSTATS_ADD(field, column) into.field += from.field;
+  HOOKSTATS_SUMS(HOOKSTATS_ADD)
   HOOKSTATS_TALLIES(HOOKSTATS_ADD)
 #undef HOOKSTATS_ADD
 }
@@ -55,7 +61,9 @@ HOOKSTATS_HOST_DEVICE inline void merge(Channel& into, const Channel& from) {
 // The statistics of a channel that is repeated `times` times, as in an expanded (stride 0) tensor.
 HOOKSTATS_HOST_DEVICE inline void repeat(Channel& channel, int64_t times) {
   channel.m2 *= static_cast<double>(times);
-  channel.l1 *= static_cast<double>(times);
+#define HOOKSTATS_MULTIPLY(field, column) channel.field *= static_cast<double>(times);
+  HOOKSTATS_SUMS(HOOKSTATS_MULTIPLY)
+#undef HOOKSTATS_MULTIPLY
 #define HOOKSTATS_MULTIPLY(field, column) channel.field *= times;
   HOOKSTATS_TALLIES(HOOKSTATS_MULTIPLY)
 #undef HOOKSTATS_MULTIPLY

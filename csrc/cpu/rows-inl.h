@@ -210,21 +210,10 @@ class Rows : Reader<Source> {
 
   template <class R, bool kMasked>
   Totals to_channels(const Task& task, int64_t v, const SumsOf<R, kMasked>& row) const {
-    Totals sums;
+    const auto wide = [&](auto field) { return load_lanes<double>(&field(row.wide)); };
+    const auto own = [&](auto field) -> const auto& { return field(row.sums); };
+    Totals sums = channel_sums<kMasked>(wide, own, own, own);
     sums.shift = to_double(row.shift);
-    sums.s1 = load_lanes<double>(&row.wide.s1);
-    sums.s2 = load_lanes<double>(&row.wide.s2);
-    sums.l1 = load_lanes<double>(&row.wide.l1);
-    sums.least = to_double(row.sums.least);
-    sums.greatest = to_double(row.sums.greatest);
-    sums.zero = to_int64(row.sums.zero);
-    if constexpr (kMasked) {
-      sums.nan = to_int64(row.sums.nan);
-      sums.posinf = to_int64(row.sums.posinf);
-      sums.neginf = to_int64(row.sums.neginf);
-    } else {
-      sums.nan = sums.posinf = sums.neginf = set(int64_t{0});
-    }
     // The last row may be narrower than the others.
     const int64_t rows = task.row_end - task.row_begin;
     const int64_t narrow = task.row_end == plan_.rows ? plan_.last_width : plan_.width;

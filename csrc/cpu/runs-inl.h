@@ -295,39 +295,25 @@ class Runs : Reader<Source> {
     }
   }
 
+  // A function from a channel to `field` of its sums.
+  template <class R, bool kMasked, class Field>
+  static auto of_each(const RunSums<R, kMasked>* sums, Field field) {
+    return [=](int c) -> const auto& { return field(sums[c].sums); };
+  }
+
   template <class R, bool kMasked>
   Totals to_channels(const Task& task, int channels, RunSums<R, kMasked>* sums) const {
     using Int = typename MaskOf<R>::type;
-    Totals total;
-    if (sums[0].spilled) {  // then all are: their runs are as long
-      for (int c = 0; c < channels; ++c) sums[c].spill_into_wide(sums[c].sums);
-      total.s1 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s1; });
-      total.s2 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s2; });
-      total.l1 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.l1; });
-    } else {
-      total.s1 =
-          to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s1; }));
-      total.s2 =
-          to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s2; }));
-      total.l1 =
-          to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.l1; }));
-    }
-    total.least =
-        to_double(min_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.least; }));
-    total.greatest = to_double(
-        max_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.greatest; }));
-    total.zero =
-        to_int64(sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.zero; }));
-    if constexpr (kMasked) {
-      total.nan =
-          to_int64(sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.nan; }));
-      total.posinf = to_int64(
-          sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.posinf; }));
-      total.neginf = to_int64(
-          sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.neginf; }));
-    } else {
-      total.nan = total.posinf = total.neginf = set(int64_t{0});
-    }
+    const bool spilled = sums[0].spilled;  // then all are: their runs are as long
+    for (int c = 0; spilled && c < channels; ++c) sums[c].spill_into_wide(sums[c].sums);
+    const auto wide = [&](auto field) {
+      if (!spilled) return to_double(sum_each<R>(channels, of_each(sums, field)));
+      return sum_each<double>(channels, [&](int c) -> const auto& { return field(sums[c].wide); });
+    };
+    Totals total = channel_sums<kMasked>(
+        wide, [&](auto field) { return sum_each<Int>(channels, of_each(sums, field)); },
+        [&](auto field) { return min_each<R>(channels, of_each(sums, field)); },
+        [&](auto field) { return max_each<R>(channels, of_each(sums, field)); });
     R shifts[kLanes];
     for (int c = 0; c < kLanes; ++c) shifts[c] = sums[c < channels ? c : 0].shift;
     total.shift = to_double(load_lanes<R>(shifts));

@@ -161,6 +161,30 @@ inline void copy_lane(ChannelSums& to, int lane, const ChannelSums& from, int fr
   }
 }
 
+// The sums of sixteen channels of `kMasked` sums, but for their shifts and numbers: `add` takes a
+// function from sums to a field, and adds up what the sums of each channel have there; `least` and
+// `greatest` likewise. `wide` adds up sums that may have spilled to fp64.
+template <bool kMasked, class Wide, class Add, class Least, class Greatest>
+HOOKSTATS_INLINE ChannelSums channel_sums(Wide&& wide, Add&& add, Least&& least,
+                                          Greatest&& greatest) {
+  ChannelSums total;
+  total.s1 = wide([](const auto& sums) -> const auto& { return sums.s1; });
+  total.s2 = wide([](const auto& sums) -> const auto& { return sums.s2; });
+  total.l1 = wide([](const auto& sums) -> const auto& { return sums.l1; });
+  total.least = to_double(least([](const auto& sums) -> const auto& { return sums.least; }));
+  total.greatest =
+      to_double(greatest([](const auto& sums) -> const auto& { return sums.greatest; }));
+  total.zero = to_int64(add([](const auto& sums) -> const auto& { return sums.zero; }));
+  if constexpr (kMasked) {
+    total.nan = to_int64(add([](const auto& sums) -> const auto& { return sums.nan; }));
+    total.posinf = to_int64(add([](const auto& sums) -> const auto& { return sums.posinf; }));
+    total.neginf = to_int64(add([](const auto& sums) -> const auto& { return sums.neginf; }));
+  } else {
+    total.nan = total.posinf = total.neginf = set(int64_t{0});
+  }
+  return total;
+}
+
 // How many elements are finite.
 HOOKSTATS_INLINE Lanes<int64_t> finite(const ChannelSums& sums) {
   return sums.seen - sums.nan - sums.posinf - sums.neginf;

@@ -39,7 +39,6 @@ int64_t sum(const int64_t* values, int64_t n) {
 }  // namespace
 
 // As `merge` (core/state.h), for any number of groups at once: Chan, Golub, LeVeque (1979).
-static_assert(kMomentColumns == 5, "a moment that is not merged here");
 void merge_rows(const double* columns, const int64_t* tally_columns, int64_t first, int64_t last,
                 int64_t total, double* moments, int64_t* tallies) {
   const int64_t n = last - first;
@@ -57,7 +56,9 @@ void merge_rows(const double* columns, const int64_t* tally_columns, int64_t fir
     const auto sum_of = [=](auto term) { return reduce(n, 0.0, add, term); };
     whole.min = reduce(n, none.min, lesser, value(column(kMin)));
     whole.max = reduce(n, none.max, greater, value(column(kMax)));
-    whole.l1 = sum_of(value(column(kL1)));
+#define HOOKSTATS_SUM(field, of) whole.field = sum_of(value(column(of)));
+    HOOKSTATS_SUMS(HOOKSTATS_SUM)
+#undef HOOKSTATS_SUM
     const auto count = [=](int64_t i) { return static_cast<double>(counts[i]); };
     // A channel without values has no mean.
     const double shift = reduce(n, none.max, greater,

@@ -20,7 +20,7 @@ class Runs : RunsReader<Source> {
   using typename Base::Values;
   using Tile = Real[kItemsPerThread * kElements];
   using Extremes = typename Source::template Extremes<1>;
-  using Zeros = typename Source::template Zeros<1>;
+  using Tallies = typename Source::template Tallies<1>;
   // Whether a group may be kLanes lanes: those of a warp read as many elements each.
   static constexpr bool kHasLanes = Source::kVectors && !Source::kMasked;
 
@@ -85,24 +85,24 @@ class Runs : RunsReader<Source> {
 
   // Widens a tile of vectors, and adds it to what is found in memory's own words.
   HOOKSTATS_DEVICE void widen_tile(const Values (&values)[kItemsPerThread], Tile& x,
-                                   Extremes& extremes, Zeros& zeros) const {
+                                   Extremes& extremes, Tallies& tallies) const {
     HOOKSTATS_UNROLL
     for (int i = 0; i < kItemsPerThread; ++i) {
       HOOKSTATS_UNROLL
       for (const uint32_t word : values[i].words) extremes.add(0, word);
     }
-    Source::widen_tile(scale_, values, x, zeros);
+    Source::widen_tile(scale_, values, x, tallies);
   }
 
   // Sums the tile as if all its values were finite, and counts nothing; false, with nothing summed,
   // if some value of the warp is not.
-  HOOKSTATS_DEVICE bool add_finite(const Tile& x, uint32_t zeros, float factor, float offset,
-                                   Totals<Real>& sums) const {
+  HOOKSTATS_DEVICE bool add_finite(const Tile& x, const Tallies& tallies, float factor,
+                                   float offset, Totals<Real>& sums) const {
     TileSums tile;
     HOOKSTATS_UNROLL
     for (const Real each : x) tile.add(each, factor, offset);
     if (any_in_warp(!tile.finite())) return false;
-    sums.add(tile, zeros, kItemsPerThread * kElements);
+    sums.add(tile, tallies, kItemsPerThread * kElements);
     return true;
   }
 
@@ -137,11 +137,11 @@ class Runs : RunsReader<Source> {
       for (int i = 0; i < kItemsPerThread; ++i) values[i] = ahead[i];
       Source::scale_in_place(scale_, values);
       auto with = extremes;
-      Zeros zeros;
+      Tallies tallies;
       Tile x;
-      widen_tile(values, x, with, zeros);
+      widen_tile(values, x, with, tallies);
       if (first + 2 * kTile <= whole) Base::template read_whole<kGroup>(p, first + kTile, ahead);
-      if (!add_finite(x, zeros.all(), factor, offset, sums)) break;
+      if (!add_finite(x, tallies, factor, offset, sums)) break;
       extremes = with;
       if constexpr (kCounts) {
         if (counts_) count_quick(x);
@@ -198,9 +198,9 @@ class Runs : RunsReader<Source> {
       bool added = false;
       if constexpr (Source::kVectors) {
         auto with = extremes;
-        Zeros zeros;
-        widen_tile(values, x, with, zeros);
-        if (finite) added = add_finite(x, zeros.all(), factor, offset, sums);
+        Tallies tallies;
+        widen_tile(values, x, with, tallies);
+        if (finite) added = add_finite(x, tallies, factor, offset, sums);
         if (added) extremes = with;
       } else {
         Source::widen_tile(common_, scale_, values, x);
@@ -220,7 +220,7 @@ class Runs : RunsReader<Source> {
     sums.reduce(kLanesOf<kGroup>);
     // Which the table of patterns has among the tiniest positive values.
     if (kCounts && tensor_.patterns() && lane() % kGroup == 0) {
-      add_shared(tensor_.unread + 1, sums.wide_zero);
+      add_shared(tensor_.unread + 1, sums.zeros());
     }
     double wide_shift = static_cast<double>(shift);
     if constexpr (Source::kVectors) sums.unscale(factor);

@@ -67,7 +67,7 @@ class ColumnsSum : protected ColumnsReader<Source> {
       uint32_t zeros = 0;
       HOOKSTATS_UNROLL
       for (int c = 0; c < kOwned; ++c) {
-        if (!Source::kSkewed || exists(c)) zeros += sums[c].wide_zero;
+        if (!Source::kSkewed || exists(c)) zeros += sums[c].zeros();
       }
       add_shared(tensor_.unread + 1, zeros);
     }
@@ -169,7 +169,7 @@ class ColumnsSum : protected ColumnsReader<Source> {
     for (uint32_t first = 0; first < rows;) {
       TileSums tiles[kOwned];
       typename Source::template Extremes<kWords> extremes;
-      typename Source::template Zeros<kWords> zeros;
+      typename Source::template Tallies<kWords> tallies;
       uint32_t tile = 0, skipped = 0;
       HOOKSTATS_NO_UNROLL
       for (; tile < kAdditions / kRows && first < rows; ++tile, first += step) {
@@ -187,7 +187,7 @@ class ColumnsSum : protected ColumnsReader<Source> {
           read_next(first, values);
         }
         Source::scale_in_place(scale_, values);
-        Source::widen_tile(scale_, values, x, zeros);
+        Source::widen_tile(scale_, values, x, tallies);
         float l1[kOwned], all = 0;
         HOOKSTATS_UNROLL
         for (int c = 0; c < kOwned; ++c) {
@@ -212,7 +212,7 @@ class ColumnsSum : protected ColumnsReader<Source> {
         }
         if (kCounts && counts_) count_tile(x, counters, first);
       }
-      totals.add(tiles, zeros, extremes, (tile - skipped) * kRows);
+      totals.add(tiles, tallies, extremes, (tile - skipped) * kRows);
     }
   }
 

@@ -14,10 +14,11 @@ class WholeTotals {
   using Element = typename Source::Element;
   static constexpr int kWords = sizeof(typename Source::template Values<kOwned>) / 4;
   using Extremes = typename Source::template Extremes<kWords>;
-  using Zeros = typename Source::template Zeros<kWords>;
+  using Tallies = typename Source::template Tallies<kWords>;
   static constexpr int kSums = 3 * kOwned;  // of x - shift, of its square, of |x|
-  // Rows of words: zeros, how many are finite, least and greatest.
-  static constexpr int kFinite = kOwned, kLeast = kFinite + kOwned, kGreatest = kLeast + kWords;
+  // Rows of words: tallies, how many are finite, least and greatest.
+  static constexpr int kFinite = kValueTallies * kOwned, kLeast = kFinite + kOwned,
+                       kGreatest = kLeast + kWords;
   static constexpr int kRows = kGreatest + kWords;
   static constexpr int kBytes = kBlock * (kSums * 8 + kRows * 4);
   static_assert(kBytes <= kTotalsBytes);
@@ -46,14 +47,17 @@ class WholeTotals {
   }
 
   // Adds `rows` rows, about the same shift; see `leave_out`.
-  HOOKSTATS_DEVICE void add(const TileSums (&tiles)[kOwned], const Zeros& zeros,
+  HOOKSTATS_DEVICE void add(const TileSums (&tiles)[kOwned], const Tallies& tallies,
                             const Extremes& extremes, uint32_t rows) {
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) {
       sums_[3 * c * kBlock] += static_cast<double>(tiles[c].s1);
       sums_[(3 * c + 1) * kBlock] += static_cast<double>(tiles[c].s2);
       sums_[(3 * c + 2) * kBlock] += static_cast<double>(tiles[c].l1);
-      words_[c * kBlock] += zeros.of(c);
+      HOOKSTATS_UNROLL
+      for (int t = 0; t < kValueTallies; ++t) {
+        words_[(t * kOwned + c) * kBlock] += tallies.of(t, c);
+      }
       words_[(kFinite + c) * kBlock] += rows;
     }
     HOOKSTATS_UNROLL
@@ -116,7 +120,8 @@ class WholeTotals {
     totals.wide_s1 = sums[3 * c * kBlock];
     totals.wide_s2 = sums[(3 * c + 1) * kBlock];
     totals.wide_l1 = sums[(3 * c + 2) * kBlock];
-    totals.wide_zero = words[c * kBlock];
+    HOOKSTATS_UNROLL
+    for (int t = 0; t < kValueTallies; ++t) totals.tallied[t] = words[(t * kOwned + c) * kBlock];
     totals.wide_finite = words[(kFinite + c) * kBlock];
     HOOKSTATS_UNROLL
     for (int i = 0; i < kOwned; ++i) {

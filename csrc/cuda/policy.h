@@ -34,6 +34,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/state.h"
+
 namespace hookstats::cuda {
 
 constexpr int kWarp = 32;  // threads, which the hardware has
@@ -89,15 +91,18 @@ constexpr int kMostCopyBytes = 16384;
 // memory once.
 constexpr int kHistogramBlocks = 8;
 
-constexpr int64_t kLeastCounted = 65536;        // bytes that a block with a table reads at least
-constexpr int64_t kMostCounted = 131072;        // the same, of as many tensors as may be
-constexpr int64_t kLeastMapBytes = 256;         // of a row that a block of maps reads
-constexpr int64_t kTotalsBytes = kBlock * 160;  // of the tiles of a block of columns
-constexpr int kMostTallied = 256;               // channels of a block whose infinities are counted
-constexpr int64_t kHistogramBytes = 256;        // of both histograms, as a block sees them
-constexpr int64_t kMostLaneSlots = 2048;        // vectors of a row of kLanes lanes
-constexpr int64_t kMostPatterns = 8192;         // 32 KB: up to 4 subdivision bits
-constexpr int kMostWarpTables = 65536;          // bytes of the tables of all warps of a block
+// Of a thread's tile of columns: sums, finite values, extremes, tallies of finite values.
+constexpr int64_t kTileBytes = 144 + 16 * kValueTallies;
+
+constexpr int64_t kLeastCounted = 65536;  // bytes that a block with a table reads at least
+constexpr int64_t kMostCounted = 131072;  // the same, of as many tensors as may be
+constexpr int64_t kLeastMapBytes = 256;   // of a row that a block of maps reads
+constexpr int64_t kTotalsBytes = kBlock * kTileBytes;  // of the tiles of a block of columns
+constexpr int kMostTallied = 256;         // channels of a block whose infinities are counted
+constexpr int64_t kHistogramBytes = 256;  // of both histograms, as a block sees them
+constexpr int64_t kMostLaneSlots = 2048;  // vectors of a row of kLanes lanes
+constexpr int64_t kMostPatterns = 8192;   // 32 KB: up to 4 subdivision bits
+constexpr int kMostWarpTables = 65536;    // bytes of the tables of all warps of a block
 constexpr int64_t kMostSplit = int64_t{1} << 26;  // slots: what 32-bit counters and indices take
 constexpr int kBlockCounters = 65536;             // of a workspace: what a launch may use
 

@@ -101,10 +101,10 @@ class Sampled {
         values[i] = Source::read_part(at, (1u << exist) - 1, exist == kElements);
       }
       Real x[kItemsPerThread * kElements];
-      typename Source::template Zeros<1> zeros;
+      typename Source::template Tallies<1> tallies;
       Source::scale_in_place(scale_, values);
-      Source::widen_tile(scale_, values, x, zeros);
-      all_zeros += zeros.all();
+      Source::widen_tile(scale_, values, x, tallies);
+      all_zeros += tallies.all();
       count_quickly<false, true>(h, x, copy);
     }
     if (h.patterns()) add_shared(h.unread + 1, all_zeros);

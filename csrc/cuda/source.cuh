@@ -197,29 +197,8 @@ struct Vectors {
     }
   };
 
-  // How many zeros there are, of each element of `kWords` words side by side: fewer than 65536.
   template <int kWords>
-  struct Zeros {
-    // Of words of two elements, sums of all bits of the zeros; of fp32 numbers, for which additions
-    // are the cheaper ones.
-    using Sum = std::conditional_t<sizeof(T) == 4, float, uint32_t>;
-    Sum sums[kWords] = {};
-
-    HOOKSTATS_DEVICE void add(int i, uint32_t word) { sums[i] += zeros_of<T>(word); }
-    // Of element `i` of the words.
-    HOOKSTATS_DEVICE uint32_t of(int i) const {
-      if constexpr (sizeof(T) == 4) return static_cast<uint32_t>(sums[i]);
-      const uint32_t sum = static_cast<uint32_t>(sums[i / 2]), first = (0 - sum) & 0xffffu;
-      return i % 2 == 0 ? first : (first - ((sum + first) >> 16)) & 0xffffu;
-    }
-    // Of all elements of one word.
-    HOOKSTATS_DEVICE uint32_t all() const {
-      static_assert(kWords == 1);
-      if constexpr (sizeof(T) == 4) return of(0);
-      const uint32_t zeros = 0 - static_cast<uint32_t>(sums[0]);
-      return (2 * zeros + (zeros >> 16)) & 0xffffu;
-    }
-  };
+  using Tallies = WordTallies<T, kWords>;
 
   // One element, as it is in memory and widened.
   using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
@@ -263,27 +242,24 @@ struct Vectors {
     if (sizeof(T) < 4 && scale.scales) scale_all(scale, x);
   }
 
-  // The same, and adds the tile's zeros, whose words belong to one after another of kWords.
+  // The same, and tallies the tile, whose words belong to one after another of kWords.
   template <int N, int M, int kWords>
   static HOOKSTATS_DEVICE void widen_tile(const Scale& scale, const Values<N> (&values)[M],
-                                          Real (&x)[M * N], Zeros<kWords>& zeros) {
+                                          Real (&x)[M * N], Tallies<kWords>& tallies) {
     constexpr int kOfOne = N / kElementsAWord;
     HOOKSTATS_UNROLL
     for (int i = 0; i < M * N; ++i) x[i] = element(values[i / N].words, i % N);
     if (sizeof(T) == 4 || !scale.scales) {
       HOOKSTATS_UNROLL
       for (int i = 0; i < M * kOfOne; ++i) {
-        zeros.add(i % kWords, values[i / kOfOne].words[i % kOfOne]);
+        tallies.add(i % kWords, values[i / kOfOne].words[i % kOfOne]);
       }
       return;
     }
     if constexpr (sizeof(T) < 4) {
       scale_all(scale, x);
       HOOKSTATS_UNROLL
-      for (int i = 0; i < M * N; ++i) {
-        const uint32_t bits = i % 2 == 0 ? 0xffffu : 0xffff0000u;
-        zeros.sums[i / kElementsAWord % kWords] += x[i] == 0 ? bits : 0;
-      }
+      for (int i = 0; i < M * N; ++i) tallies.add_one(i, x[i]);
     }
   }
 
@@ -396,9 +372,9 @@ struct Scalars {
   }
 
   template <int kWords>
-  struct Extremes {};  // Sums have them, and zeros
+  struct Extremes {};  // Sums have them, and tallies
   template <int kWords>
-  struct Zeros {};
+  struct Tallies {};
 
   using Bits = uint64_t;
   static HOOKSTATS_DEVICE Bits bits_at(const Common& common, uintptr_t address) {

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "core/state.h"
 #include "cuda/policy.h"
@@ -102,6 +103,36 @@ struct TileSums {
   HOOKSTATS_DEVICE bool finite() const { return s2 < kInfinity<float>; }
 };
 
+// The tallies of finite values of each element of `kWords` words of T side by side, each fewer than
+// 65536.
+template <class T, int kWords>
+struct WordTallies {
+  // Of words of two elements, sums of all bits of those that count; of fp32 numbers, for which
+  // additions are the cheaper ones.
+  using Sum = std::conditional_t<sizeof(T) == 4, float, uint32_t>;
+  Sum sums[kValueTallies][kWords] = {};
+
+  HOOKSTATS_DEVICE void add(int i, uint32_t word) { sums[kZero - kZero][i] += zeros_of<T>(word); }
+  // Adds the value of element `i` of words of two elements.
+  HOOKSTATS_DEVICE void add_one(int i, float x) {
+    const uint32_t bits = i % 2 == 0 ? 0xffffu : 0xffff0000u;
+    sums[kZero - kZero][i / 2 % kWords] += x == 0 ? bits : 0;
+  }
+  // The tally of element `i` of the words.
+  HOOKSTATS_DEVICE uint32_t of(int tally, int i) const {
+    if constexpr (sizeof(T) == 4) return static_cast<uint32_t>(sums[tally][i]);
+    const uint32_t sum = static_cast<uint32_t>(sums[tally][i / 2]), first = (0 - sum) & 0xffffu;
+    return i % 2 == 0 ? first : (first - ((sum + first) >> 16)) & 0xffffu;
+  }
+  // Of all elements of one word.
+  HOOKSTATS_DEVICE uint32_t all(int tally = 0) const {
+    static_assert(kWords == 1);
+    if constexpr (sizeof(T) == 4) return of(tally, 0);
+    const uint32_t each = 0 - static_cast<uint32_t>(sums[tally][0]);
+    return (2 * each + (each >> 16)) & 0xffffu;
+  }
+};
+
 // What is no sum: the least and greatest finite values, and how many are infinite.
 template <class Real>
 struct Others {
@@ -123,8 +154,8 @@ struct Others {
 // Sums in Real of at most kAdditions values, of which those that are not finite take no part.
 template <class Real>
 struct Sums : Others<Real> {
-  Real s1 = 0, s2 = 0, l1 = 0;  // of x - shift, its square, |x|
-  Real finite = 0, zero = 0;    // counted in Real, whose additions are the cheaper ones
+  Real s1 = 0, s2 = 0, l1 = 0;                   // of x - shift, its square, |x|
+  Real finite = 0, tallied[kValueTallies] = {};  // in Real, whose additions are the cheaper ones
 
   // `factor` and `offset` as in TileSums; in fp64 the factor is 1.
   HOOKSTATS_DEVICE void add(Real x, [[maybe_unused]] Real factor, Real offset) {
@@ -141,7 +172,7 @@ struct Sums : Others<Real> {
       greatest = std::fmax(greatest, x);
       finite += 1;
     }
-    zero += x == 0 ? Real{1} : Real{0};
+    tallied[kZero - kZero] += x == 0 ? Real{1} : Real{0};
   }
 };
 
@@ -149,15 +180,17 @@ struct Sums : Others<Real> {
 template <class Real>
 struct Totals : Others<Real> {
   double wide_s1 = 0, wide_s2 = 0, wide_l1 = 0;
-  uint32_t wide_finite = 0, wide_zero = 0;
+  uint32_t wide_finite = 0, tallied[kValueTallies] = {};
 
   // Adds the sums of `count` finite values, about the same shift and by the same factor.
-  HOOKSTATS_DEVICE void add(const TileSums& tile, uint32_t zeros, int count) {
+  template <class T>
+  HOOKSTATS_DEVICE void add(const TileSums& tile, const WordTallies<T, 1>& tallies, int count) {
     wide_s1 += static_cast<double>(tile.s1);
     wide_s2 += static_cast<double>(tile.s2);
     wide_l1 += static_cast<double>(tile.l1);
     wide_finite += static_cast<uint32_t>(count);
-    wide_zero += zeros;
+    HOOKSTATS_UNROLL
+    for (int t = 0; t < kValueTallies; ++t) tallied[t] += tallies.all(t);
   }
 
   // Adds sums about the same shift and by the same factor, but for what is no sum.
@@ -166,7 +199,8 @@ struct Totals : Others<Real> {
     wide_s2 += static_cast<double>(sums.s2);
     wide_l1 += static_cast<double>(sums.l1);
     wide_finite += static_cast<uint32_t>(sums.finite);
-    wide_zero += static_cast<uint32_t>(sums.zero);
+    HOOKSTATS_UNROLL
+    for (int t = 0; t < kValueTallies; ++t) tallied[t] += static_cast<uint32_t>(sums.tallied[t]);
   }
 
   // Adds totals about the same shift.
@@ -175,7 +209,8 @@ struct Totals : Others<Real> {
     wide_s2 += other.wide_s2;
     wide_l1 += other.wide_l1;
     wide_finite += other.wide_finite;
-    wide_zero += other.wide_zero;
+    HOOKSTATS_UNROLL
+    for (int t = 0; t < kValueTallies; ++t) tallied[t] += other.tallied[t];
     this->add_others(other);
   }
 
@@ -190,11 +225,14 @@ struct Totals : Others<Real> {
       this->least = std::fmin(this->least, shuffle_xor(this->least, mask));
       this->greatest = std::fmax(this->greatest, shuffle_xor(this->greatest, mask));
       wide_finite += shuffle_xor(wide_finite, mask);
-      wide_zero += shuffle_xor(wide_zero, mask);
+      HOOKSTATS_UNROLL
+      for (uint32_t& each : tallied) each += shuffle_xor(each, mask);
       this->posinf += shuffle_xor(this->posinf, mask);
       this->neginf += shuffle_xor(this->neginf, mask);
     }
   }
+
+  HOOKSTATS_DEVICE uint32_t zeros() const { return tallied[kZero - kZero]; }
 
   // Sums by a factor, as they are without it.
   HOOKSTATS_DEVICE void unscale(float factor) {
@@ -239,7 +277,9 @@ struct Totals : Others<Real> {
     c.posinf = this->posinf;
     c.neginf = this->neginf;
     if (wide_finite == 0) return c;
-    c.zero = wide_zero;
+#define HOOKSTATS_TALLY(field, column) c.field = tallied[column - kZero];
+    HOOKSTATS_VALUE_TALLIES(HOOKSTATS_TALLY)
+#undef HOOKSTATS_TALLY
     const double ahead = wide_s1 / static_cast<double>(wide_finite);
     c.mean = shift + ahead;
     c.m2 = wide_s2 - wide_s1 * ahead;

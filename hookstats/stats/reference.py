@@ -272,25 +272,15 @@ def _reduce(values: Tensor) -> tuple[Tensor, Tensor]:
     mean = mean + _sum(torch.where(finite, values - mean[:, None], 0.0) * share[:, None])
     deviations = torch.where(finite, values - mean[:, None], 0.0)
     squares = deviations.square()
-    columns = [
-        mean,
-        _sum(squares),
-        torch.where(finite, values, torch.inf).amin(1) + 0.0,  # + 0.0 makes -0 a +0
-        torch.where(finite, values, -torch.inf).amax(1) + 0.0,
-        _sum(clean.abs()),
-    ]
-    moments = torch.stack(columns, dim=1)
-    tallies = torch.stack(
-        (
-            count,
-            values.isnan().sum(1),
-            (values == torch.inf).sum(1),
-            (values == -torch.inf).sum(1),
-            (values == 0).sum(1),
-        ),
-        dim=1,
-    )
-    return moments, tallies
+    by_merge = {
+        "mean": mean,
+        "central": _sum(squares),
+        "min": torch.where(finite, values, torch.inf).amin(1) + 0.0,  # + 0.0 makes -0 a +0
+        "max": torch.where(finite, values, -torch.inf).amax(1) + 0.0,
+    }
+    moments = [_sum(c.of(clean)) if c.of else by_merge[c.merge] for c in state.MOMENT_COLUMNS]
+    tallies = [c.of(values).sum(1) for c in state.COLUMNS if c.of and c.name in state.TALLIES]
+    return torch.stack(moments, dim=1), torch.stack(tallies, dim=1)
 
 
 def _sum(values: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Every column of a state is defined here, once; the C++ kernels keep the same col
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ class Column(NamedTuple):
     """The value of the column where there are no values."""
     merge: Literal["mean", "central", "min", "max", "sum"]
     """How the column merges: "central" is a sum of squared deviations from the mean."""
+    of: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """What a sum adds up for each value: moments are of finite values, tallies of all."""
 
 
 COLUMNS = (
@@ -30,12 +33,12 @@ COLUMNS = (
     Column("m2", np.float64, 0.0, "central"),
     Column("min", np.float64, float("inf"), "min"),
     Column("max", np.float64, float("-inf"), "max"),
-    Column("l1", np.float64, 0.0, "sum"),
-    Column("count", np.int64, 0, "sum"),
-    Column("nan", np.int64, 0, "sum"),
-    Column("posinf", np.int64, 0, "sum"),
-    Column("neginf", np.int64, 0, "sum"),
-    Column("zero", np.int64, 0, "sum"),
+    Column("l1", np.float64, 0.0, "sum", lambda x: x.abs()),
+    Column("count", np.int64, 0, "sum", lambda x: x.isfinite()),
+    Column("nan", np.int64, 0, "sum", lambda x: x.isnan()),
+    Column("posinf", np.int64, 0, "sum", lambda x: x == float("inf")),
+    Column("neginf", np.int64, 0, "sum", lambda x: x == float("-inf")),
+    Column("zero", np.int64, 0, "sum", lambda x: x == 0),
 )
 """The columns of `moments` and then of `tallies`, in the order in which these have them.
 
