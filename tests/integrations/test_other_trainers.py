@@ -62,6 +62,23 @@ def SFTTrainer(*given, **options):
     return Trainer(*given, processing_class=tokenizer, **options)
 """,
     "stable-baselines3": "from stable_baselines3 import PPO",
+    "ultralytics": """
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from ultralytics import YOLO
+
+for part in ("images", "labels"):
+    Path("data", part).mkdir(parents=True)
+for i in range(4):
+    pixels = np.random.default_rng(i).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(f"data/images/{i}.png")
+    Path(f"data/labels/{i}.txt").write_text("0 0.5 0.5 0.4 0.4")
+data = {"path": str(Path("data").resolve()), "train": "images", "val": "images", "names": ["a"]}
+Path("data.yaml").write_text(str(data))
+options = {"batch": 2, "nbs": 2, "device": "cpu", "workers": 0, "amp": False, "plots": False}
+""",
     "skorch": "from skorch import NeuralNetRegressor\nmodule = model",
     "ignite": "from ignite.engine import Events, create_supervised_trainer",
     "fastai": """
@@ -80,6 +97,7 @@ NEEDS = {
 STEPS = {
     "TRL": ("runs/hookstats", [1, 2, 3, 4]),
     "stable-baselines3": ("runs/ppo", list(range(8))),
+    "ultralytics": ("runs/yolo", list(range(4))),
     "skorch": ("runs/skorch", [0, 1]),
     "ignite": ("runs/ignite", list(range(8))),
     "fastai": ("runs/fastai", list(range(8))),
