@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -214,7 +214,7 @@ class RunComparison:
 def compare(
     a: Run | str | os.PathLike[str],
     b: Run | str | os.PathLike[str],
-    names: str = "*",
+    names: str | Mapping[str, str] = "*",
     kinds: str = "*",
     *,
     rtol: float = 0.0,
@@ -228,25 +228,49 @@ def compare(
 
     Args:
         a, b: runs, or their paths.
-        names, kinds: the sites, chosen as by ``run[names, kinds]``.
+        names, kinds: the sites, chosen as by ``run[names, kinds]``. A mapping, ``{"0": "up"}``, for
+            two implementations of one model, says what modules of A are called in B, and compares
+            these alone, with all that is in them. The result has the names of A.
         rtol: the relative difference of moments that counts as equal.
         common: ignore steps and sites that only one run has.
     Raises:
         KeyError: nothing matches; the message suggests similar names.
-        ValueError: rtol is not 0 or more, or a part is damaged.
+        ValueError: rtol is not 0 or more, a part is damaged, or `names` has a name of B twice.
         FileNotFoundError: there is no such run.
     """
+    pattern, called = (names, str) if isinstance(names, str) else ("*", _names_of_a(names))
 
     def chosen(keys: Collection[Key]) -> Collection[Key]:
+        if not isinstance(names, str):
+            keys = [key for key in keys if any(_is_in(key[0], name) for name in names)]
         with suppress(KeyError):  # a step may lack the sites
-            return selections.choose(keys, names, kinds)
+            return selections.choose(keys, pattern, kinds)
         return []
 
     runs = [run if isinstance(run, Run) else open_run(run) for run in (a, b)]
-    found = compare_runs(runs[0], runs[1], chosen, rtol=rtol, common=common)
+    found = compare_runs(runs[0], runs[1], chosen, rtol=rtol, common=common, called=called)
     if found.seen and not found.compared:
-        selections.choose(found.seen, names, kinds)
+        for name in [pattern] if isinstance(names, str) else names:
+            selections.choose(found.seen, name, kinds)
     return found
+
+
+def _is_in(name: str, module: str) -> bool:
+    """Whether a site is a module's, or one of what is in the module."""
+    return name == module or name.startswith(f"{module}.")
+
+
+def _names_of_a(names: Mapping[str, str]) -> Callable[[str], str]:
+    """What the sites of run B are called in run A: `names` has what A's modules are called in B."""
+    of_b = {theirs: mine for mine, theirs in names.items()}
+    if len(of_b) < len(names):
+        raise ValueError(f"names = {dict(names)!r}: expected another name of B for each name of A")
+
+    def called(name: str) -> str:
+        module = max((theirs for theirs in of_b if _is_in(name, theirs)), key=len, default=None)
+        return f"(B) {name}" if module is None else of_b[module] + name[len(module) :]
+
+    return called
 
 
 def compare_runs(
@@ -257,22 +281,29 @@ def compare_runs(
     rtol: float = 0.0,
     common: bool = False,
     shown: Callable[[list[int]], Iterable[int]] = iter,
+    called: Callable[[str], str] = str,
 ) -> RunComparison:
     """What `compare` does, of the sites that `chosen` picks; `shown` goes through the steps, and
-    may show how far it is."""
+    may show how far it is; `called` says what a site of B is called in A."""
     found = RunComparison(str(a.path), str(b.path))
     of_a, of_b = set(a.steps), set(b.steps)
     if not common:
         only = ((found.a, of_a - of_b), (found.b, of_b - of_a))
         found.only += [(path, sorted(steps)) for path, steps in only if steps]
-    for comparison in comparisons(a, b, shown(sorted(of_a & of_b)), rtol):
+    for comparison in comparisons(a, b, shown(sorted(of_a & of_b)), rtol, called):
         found.add(comparison, chosen, common)
     return found
 
 
-def comparisons(a: Run, b: Run, steps: Iterable[int], rtol: float = 0.0) -> Iterator[Comparison]:
+def comparisons(
+    a: Run,
+    b: Run,
+    steps: Iterable[int],
+    rtol: float = 0.0,
+    called: Callable[[str], str] = str,
+) -> Iterator[Comparison]:
     """The comparisons of steps that both runs have, ascending; of many at once where channels were
-    not kept by both.
+    not kept by both. called: what a site of B is called in A.
 
     Raises:
         ValueError: rtol is not 0 or more, or a part is damaged.
@@ -284,7 +315,10 @@ def comparisons(a: Run, b: Run, steps: Iterable[int], rtol: float = 0.0) -> Iter
 
     def compared(several: list[int], channels: Sequence[Any] = (None, None)) -> Comparison:
         tables = [reader.rows(several) for reader in of_tensors]
-        sites = [selections.site_numbers(table, keys, order) for table in tables]
+        sites = [
+            selections.site_numbers(tables[0], keys, order),
+            selections.site_numbers(tables[1], keys, order, called),
+        ]
         named, ordered = list(keys), list(order)
         place = np.argsort(ordered)
         places = (

@@ -131,13 +131,19 @@ def dtype_of(name: str) -> type[np.int64] | type[np.float64]:
     return np.int64 if name in TALLIES else np.float64
 
 
-def site_numbers(table: Any, keys: dict[Key, int], order: InOrder[int] | None = None) -> Int64:
+def site_numbers(
+    table: Any,
+    keys: dict[Key, int],
+    order: InOrder[int] | None = None,
+    called: Callable[[str], str] = str,
+) -> Int64:
     """int64 [rows]: the numbers that the sites of rows have in `keys`.
 
     New sites are numbered there, in the order in which they come, and their numbers are added to
     `order`, as they stand in their steps.
 
     table: a pyarrow.Table with the columns "site" and "kind", and with `order` "step".
+    called: what a site's name is in `keys`; other names give other names.
     """
     known = len(keys)
     site, kind = (one_chunk(table.column(name)) for name in ("site", "kind"))
@@ -149,7 +155,7 @@ def site_numbers(table: Any, keys: dict[Key, int], order: InOrder[int] | None = 
     number = np.full(len(first), -1, np.int64)
     for code in there[np.argsort(first[there])].tolist():
         name, of_kind = divmod(code, len(kinds))
-        number[code] = keys.setdefault((names[name], kinds[of_kind]), len(keys))
+        number[code] = keys.setdefault((called(names[name]), kinds[of_kind]), len(keys))
     found: Int64 = number[codes]
     if order is not None and len(keys) > known:
         step = numbers(table.column("step"))

@@ -105,6 +105,31 @@ def test_steps_that_only_one_run_has_are_a_difference(tmp_path: Path) -> None:
     assert not hs.compare(a, b, common=True)
 
 
+def test_modules_may_have_other_names_in_the_other_run(tmp_path: Path) -> None:
+    """Of two implementations, names that are not in the mapping may be in both for other things."""
+    torch.manual_seed(0)
+    x, y, weight, other = torch.randn(4, 8, 6).unbind()
+
+    def run(path: str, **values: torch.Tensor) -> Path:
+        found = {
+            (name.replace("_", "."), "param_grad" if "weight" in name else "output"): (value, 1)
+            for name, value in values.items()
+        }
+        return write_run(tmp_path / path, record_of(found, 0))
+
+    a = run("a", x=x, y=y, y_weight=weight, z=other)
+    names = {"x": "z", "y": "x"}
+    found = hs.compare(a, run("b", z=x, x=y, x_weight=weight, y=other, y_weight=other), names)
+    assert not found
+    assert found.compared == {("x", "output"), ("y", "output"), ("y.weight", "param_grad")}
+    found = hs.compare(a, run("c", x=y, z=x + 1, x_weight=other), names)
+    assert {site.name for site in found.sites} == {"x", "y.weight"}
+    with pytest.raises(KeyError, match="nothing"):
+        hs.compare(a, a, {"nothing": "none"})
+    with pytest.raises(ValueError, match="another name of B for each"):
+        hs.compare(a, a, {"x": "z", "y": "z"})
+
+
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 15])
 def test_steps_are_compared_together_as_they_are_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
