@@ -125,7 +125,7 @@ print(series, record, comparison, stats, alerts, traced, captured, rms, coverage
 
 COMMANDS = {
     "mypy": ("--strict", "--cache-dir", ".cache", "program.py"),
-    "pyright": ("program.py",),
+    "pyright": ("--pythonpath", sys.executable, "program.py"),
 }
 
 
