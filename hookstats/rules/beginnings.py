@@ -47,10 +47,10 @@ class Initialisation(Rule):
     that begin with zeros all do; if rows are 8 times larger or smaller than the median row, as
     those of a head; if all weights are zero; if all values are equal, so that all its units learn
     the same; and if the rms of an embedding is above `embedding`. The gains of norms are compared
-    with each other alone. The rule looks once, at the first step, and not at weights that were
-    trained before, which norms with other values than 0 and 1 show: there, some filters are often
-    dead, and some are large. Heads, whose outputs no later weight takes, may begin
-    small. The alert's value is the gain.
+    with each other alone. The rule looks once, at the first step, and not at frozen weights, which
+    are as somebody wanted them, nor at weights that were trained before, which norms with other
+    values than 0 and 1 show: there, some filters are often dead, and some are large. Heads, whose
+    outputs no later weight takes, may begin small. The alert's value is the gain.
     """
 
     name: ClassVar[str] = "initialisation"
@@ -70,17 +70,15 @@ class Initialisation(Rule):
         setup = history.setup
         if history.pushed > 1 or setup is None or _was_trained(setup):
             return
-        known = [w for w in setup.weights if w.rms is not None and len(w.shape) > 1]
-        matrices = _matrices(setup)
+        matrices = [w for w in _matrices(setup) if w.trained]
         gains = {w.name: _gain(w, setup) for w in matrices}
         heads = heads_of(setup)
-        trained = [w for w in matrices if w.trained]
-        if len(trained) > 1 and not any(gains[w.name] for w in trained):
+        if len(matrices) > 1 and not any(gains.values()):
             says = (
-                f"begins with zeros, and so do all {len(trained)} weights: no gradient passes them"
+                f"begins with zeros, and so do all {len(matrices)} weights: no gradient passes them"
             )
             helps = "initialise weights at random"
-            key = (trained[0].name, "param")
+            key = (matrices[0].name, "param")
             yield self.about(
                 key, record.step, record.rank, says, 0.0, advice=helps, severity="error"
             )
@@ -94,8 +92,8 @@ class Initialisation(Rule):
                 says = self._unlike(weight.name, gain, by_role, by_type)
             if says:
                 yield self._alert(record, weight, says, gain)
-        for weight in known:
-            is_embedding = setup.type_of(weight.name).startswith("Embedding")
+        for weight in setup.weights:
+            is_embedding = weight.trained and setup.type_of(weight.name).startswith("Embedding")
             if is_embedding and weight.rms is not None and weight.rms > self.embedding:
                 says = f"begins with an rms of {weight.rms:.3g}: about 1 or less is usual"
                 yield self._alert(record, weight, says, weight.rms)
@@ -110,7 +108,7 @@ class Initialisation(Rule):
             return (
                 f"begins with a gain of {gain:.3g}: outputs are that many times larger than inputs"
             )
-        if weight.constant and gain and weight.trained and min(weight.shape[:2]) > 1:
+        if weight.constant and gain and min(weight.shape[:2]) > 1:
             return "begins with all values equal: its units get equal gradients, and learn the same"
         if weight.rows is not None:
             many, first, ratio = weight.rows

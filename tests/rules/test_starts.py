@@ -158,6 +158,28 @@ def test_weights_that_all_begin_with_zeros() -> None:
     assert "and so do all 2 weights" in alert.message
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w.copy_(torch.arange(w.numel()).view_as(w)),
+        lambda w: w.fill_(0.4),
+        lambda w: w[0].zero_(),
+        lambda w: w.mul_(1e-6),
+    ],
+    ids=["numbers", "constant", "a row of zeros", "tiny"],
+)
+def test_frozen_weights_are_as_somebody_wanted_them(
+    change: Callable[[Tensor], Tensor], frozen: bool
+) -> None:
+    """As the numbers of bins by which a detector's head takes the mean of a distribution."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 3))
+    with torch.no_grad():
+        change(model[2].weight)
+    model[2].weight.requires_grad_(not frozen)
+    assert [alert.site for alert in said(Initialisation, model)] == ["2.weight"] * (not frozen)
+
+
 def test_first_outputs_of_hundreds() -> None:
     (alert,) = said(Exploding, change=lambda x: 1000 * x.abs())
     assert (alert.step, alert.site, alert.severity) == (0, "0", "warning")
