@@ -27,7 +27,7 @@ class Inputs(Rule):
     dominates that is 8 times as large in three steps in a row as it, and the median column, were in
     any step before, 16 or more. It is unlike before if
     more of its values have to move to give the average histogram of the steps before (the total
-    variation distance) than `past_inputs.usual_limit` says, in two steps in a row, or half of all
+    variation distance) than `past_inputs.usual_limit` says, in three steps in a row, or half of all
     in one; small batches have larger distances. Of integers, such as numbers of tokens, only values
     that no step before had count (see `past_inputs.SeenInputs.distance`). A channel is lost if it
     is all zero in `lost` steps in a row, 1024 values or more, while others are not, and fewer than
@@ -91,14 +91,15 @@ class Inputs(Rule):
             since = history.past_steps[-2]
             yield self.alert(record, site, says, *about, since=since, advice=helps)
             return
-        if past.far >= 2 or (past.far and past.distance >= 0.5):
+        if past.far >= 3 or (past.far and past.distance >= 0.5):
             usual = float(np.median(past.past_distances))
             says = (
                 f"differs from the steps before: {past.distance:.0%} of its values lie elsewhere, "
                 f"where {usual:.0%} is usual; its greatest magnitude is "
                 f"{float(amax(columns)[site]):.3g}"
             )
-            yield self.alert(record, site, says, past.distance)
+            since = [*history.past_steps, record.step][-past.far]
+            yield self.alert(record, site, says, past.distance, since=since)
 
     def _first(self, record: StepRecord, history: History, site: int) -> Iterator[Alert]:
         """What is wrong with the first input, the most exact finding first; a column or a size
