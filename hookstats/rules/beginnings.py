@@ -93,7 +93,8 @@ class Initialisation(Rule):
             if says:
                 yield self._alert(record, weight, says, gain)
         for weight in setup.weights:
-            is_embedding = weight.trained and setup.type_of(weight.name).startswith("Embedding")
+            is_table = weight.trained and len(weight.shape) > 1
+            is_embedding = is_table and setup.type_of(weight.name).startswith("Embedding")
             if is_embedding and weight.rms is not None and weight.rms > self.embedding:
                 says = f"begins with an rms of {weight.rms:.3g}: about 1 or less is usual"
                 yield self._alert(record, weight, says, weight.rms)

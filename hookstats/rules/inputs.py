@@ -98,7 +98,7 @@ class Inputs(Rule):
                 f"where {usual:.0%} is usual; its greatest magnitude is "
                 f"{float(amax(columns)[site]):.3g}"
             )
-            since = [*history.past_steps, record.step][-past.far]
+            since = [*history.past_steps, record.step][-past.far :][0]
             yield self.alert(record, site, says, past.distance, since=since)
 
     def _first(self, record: StepRecord, history: History, site: int) -> Iterator[Alert]:

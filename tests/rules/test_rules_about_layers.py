@@ -96,6 +96,13 @@ def test_inputs_that_change_a_little_have_to_do_so_in_three_steps_in_a_row() -> 
         assert [(alert.step, alert.since) for alert in alerts(Inputs(), records)] == found
 
 
+def test_inputs_that_stay_elsewhere_for_long() -> None:
+    """The row of steps that are far is longer than what is kept of the steps before."""
+    records = [{("", "input"): torch.randn(64, 16) + 30.0 * (i >= 40)} for i in range(120)]
+    (alert,) = alerts(Inputs(), records)
+    assert (alert.step, alert.since) == (40, 40)
+
+
 def test_inputs_that_do_not_change() -> None:
     assert not alerts(Inputs(), batches(30))
 

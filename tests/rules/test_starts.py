@@ -180,6 +180,15 @@ def test_frozen_weights_are_as_somebody_wanted_them(
     assert [alert.site for alert in said(Initialisation, model)] == ["2.weight"] * (not frozen)
 
 
+def test_the_bias_of_a_module_called_embedding_is_no_embedding() -> None:
+    class EmbeddingOfNumbers(nn.Linear):
+        """Numbers are multiplied, and get a bias."""
+
+    numbers = EmbeddingOfNumbers(6, 8)
+    nn.init.constant_(numbers.bias, 5.0)
+    assert not said(Initialisation, nn.Sequential(numbers, nn.ReLU(), nn.Linear(8, 3)))
+
+
 def test_first_outputs_of_hundreds() -> None:
     (alert,) = said(Exploding, change=lambda x: 1000 * x.abs())
     assert (alert.step, alert.site, alert.severity) == (0, "0", "warning")
