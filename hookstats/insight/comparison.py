@@ -15,7 +15,7 @@ import numpy as np
 from hookstats.records import difference
 from hookstats.records.difference import STATISTICS, Comparison, Difference, Side
 from hookstats.records.display import view_of
-from hookstats.records.keys import InOrder, Key, label
+from hookstats.records.keys import InOrder, Key, hint, label
 from hookstats.records.replicas import CHECKSUM
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs import selections
@@ -234,7 +234,8 @@ def compare(
         rtol: the relative difference of moments that counts as equal.
         common: ignore steps and sites that only one run has.
     Raises:
-        KeyError: nothing matches; the message suggests similar names.
+        KeyError: nothing matches, or a run lacks a name of the mapping; the message suggests
+            similar names.
         ValueError: rtol is not 0 or more, a part is damaged, or `names` has a name of B twice.
         FileNotFoundError: there is no such run.
     """
@@ -248,11 +249,23 @@ def compare(
         return []
 
     runs = [run if isinstance(run, Run) else open_run(run) for run in (a, b)]
+    if not isinstance(names, str):
+        _check_names(runs[0], names)
+        _check_names(runs[1], names.values())
     found = compare_runs(runs[0], runs[1], chosen, rtol=rtol, common=common, called=called)
     if found.seen and not found.compared:
         for name in [pattern] if isinstance(names, str) else names:
             selections.choose(found.seen, name, kinds)
     return found
+
+
+def _check_names(run: Run, modules: Iterable[str]) -> None:
+    """Raise a KeyError for a module that a run has nothing of."""
+    there = run.table(["site"]).column("site").unique().to_pylist()
+    for module in modules:
+        if not any(_is_in(name, module) for name in there):
+            known = hint([(name, "") for name in there], module, "", ())
+            raise KeyError(f"names has {module!r}, which {run.path} lacks: {known}")
 
 
 def _is_in(name: str, module: str) -> bool:

@@ -130,6 +130,24 @@ def test_modules_may_have_other_names_in_the_other_run(tmp_path: Path) -> None:
         hs.compare(a, a, {"x": "z", "y": "z"})
 
 
+@pytest.mark.parametrize(
+    ("names", "run", "hint"),
+    [
+        ({"layer.3": "up", "layer.1": "down"}, "a", "did you mean 'layer.1'"),
+        ({"layer.1": "upp"}, "b", "did you mean 'up'"),
+        ({"layer": "up", "layer.1": "dwn"}, "b", "did you mean 'down'"),
+    ],
+)
+def test_a_mapping_names_what_either_run_lacks(
+    tmp_path: Path, names: dict[str, str], run: str, hint: str
+) -> None:
+    x = torch.ones(2, 2)
+    write_run(tmp_path / "a", record_of({("layer.1", "output"): (x, 1)}))
+    write_run(tmp_path / "b", record_of({(name, "output"): (x, 1) for name in ("up", "down")}))
+    with pytest.raises(KeyError, match=f"{run} lacks: {hint}"):
+        hs.compare(tmp_path / "a", tmp_path / "b", names)
+
+
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 15])
 def test_steps_are_compared_together_as_they_are_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
