@@ -8,7 +8,6 @@ from hookstats.records.alerts import Alert, Incident
 from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Dropout
 from hookstats.rules.defaults import Rules, advice_of, as_rules, default_rules
-from hookstats.rules.half import Underflow
 from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loop import Loop, Mode
@@ -21,7 +20,14 @@ from hookstats.rules.replaying import replay
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
 from hookstats.rules.targets import Accumulation, Logits, Targets
-from hookstats.rules.tensors import Exploding, Fading, NonFinite, SuddenShift, Vanishing
+from hookstats.rules.tensors import (
+    Exploding,
+    Fading,
+    NonFinite,
+    SuddenShift,
+    Underflow,
+    Vanishing,
+)
 
 __all__ = [
     "Accumulation",

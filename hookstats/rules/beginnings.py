@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,15 +56,11 @@ class Initialisation(Rule):
     name: ClassVar[str] = "initialisation"
     advice: ClassVar[str] = "initialise it like its peers"
 
-    most: float = 6.0
-    least: float = 1 / 32
-    rms: float = 0.003
-    octaves: float = 3.5
-    embedding: float = 4.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "most", "least", "rms", "octaves", "embedding")
+    most: float = at_least(0, 6.0)
+    least: float = at_least(0, 1 / 32)
+    rms: float = at_least(0, 0.003)
+    octaves: float = at_least(0, 3.5)
+    embedding: float = at_least(0, 4.0)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         setup = history.setup
@@ -264,15 +260,10 @@ class Untrained(Rule):
     advice: ClassVar[str] = (
         "give the parameter to the optimizer, remove what detaches or freezes it"
     )
-    scope: ClassVar[Literal["site", "kind", "run"]] = "site"
 
-    steps: int = 5
-    gone: int = 3
-    idle: int = 50
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "steps", "gone", "idle")
+    steps: int = at_least(1, 5)
+    gone: int = at_least(1, 3)
+    idle: int = at_least(1, 50)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         setup = history.setup

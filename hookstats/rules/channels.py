@@ -36,18 +36,13 @@ class DeadChannels(Rule):
     name: ClassVar[str] = "dead channels"
     advice: ClassVar[str] = "lower the learning rate, look at the bias, try a leaky activation"
 
-    share: float = 0.5
-    never: float = 0.7
-    few: float = 0.2
-    width: int = 12
-    steps: int = 10
-    values: int = 1024
-    unused: int = 50
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction(self, "share", "never", "few")
-        at_least(self, 1, "width", "steps", "values", "unused")
+    share: float = fraction(0.5)
+    never: float = fraction(0.7)
+    few: float = fraction(0.2)
+    width: int = at_least(1, 12)
+    steps: int = at_least(1, 10)
+    values: int = at_least(1, 1024)
+    unused: int = at_least(1, 50)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         for site in np.flatnonzero(history.sites.choices).tolist():
@@ -136,11 +131,7 @@ class Dropout(Rule):
     name: ClassVar[str] = "dropout"
     advice: ClassVar[str] = "give Dropout the share to drop, not the share to keep"
 
-    share: float = 0.85
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction(self, "share")
+    share: float = fraction(0.85)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 1 or history.setup is None:

@@ -10,7 +10,6 @@ from hookstats.records.alerts import Alert
 from hookstats.rules.actions import OnIncident
 from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Dropout
-from hookstats.rules.half import Underflow
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loop import Loop, Mode
 from hookstats.rules.loss import Loss
@@ -19,7 +18,14 @@ from hookstats.rules.peers import Collapse, Depth, LinearRange
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.rule import Rule
 from hookstats.rules.targets import Accumulation, Logits, Targets
-from hookstats.rules.tensors import Exploding, Fading, NonFinite, SuddenShift, Vanishing
+from hookstats.rules.tensors import (
+    Exploding,
+    Fading,
+    NonFinite,
+    SuddenShift,
+    Underflow,
+    Vanishing,
+)
 
 _DEFAULT: tuple[type[Rule], ...] = (
     Initialisation,

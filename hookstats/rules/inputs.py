@@ -39,15 +39,10 @@ class Inputs(Rule):
     name: ClassVar[str] = "inputs"
     advice: ClassVar[str] = "look at the batch of this step"
 
-    most: float = 16.0
-    least: float = 0.02
-    offset: float = 4.0
-    lost: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "most", "least", "offset")
-        at_least(self, 1, "lost")
+    most: float = at_least(0, 16.0)
+    least: float = at_least(0, 0.02)
+    offset: float = at_least(0, 4.0)
+    lost: int = at_least(1, 3)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         past, site = history.inputs, history.inputs.site

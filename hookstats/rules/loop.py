@@ -62,9 +62,6 @@ class Loop(Rule):
     name: ClassVar[str] = "loop"
     advice: ClassVar[str] = "zero_grad, backward and step, each once and in this order"
 
-    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        return iter(())
-
     def check_fact(self, step: int, fact: Fact, history: History) -> Iterator[Alert]:
         if isinstance(fact, LoopFact) and fact.what in _SAYS:
             kind, says, helps, severity = _SAYS[fact.what]
@@ -95,12 +92,8 @@ class Mode(Rule):
     name: ClassVar[str] = "mode"
     advice: ClassVar[str] = "call model.train() before training, and again after each evaluation"
 
-    values: int = 4
+    values: int = at_least(1, 4)
     patience: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "values")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 2 * self.patience:

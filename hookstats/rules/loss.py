@@ -16,7 +16,7 @@ from hookstats.records.alerts import SCALAR, Alert, Severity
 from hookstats.records.norms import GRADIENT_NORM
 from hookstats.rules.evidence import evidence
 from hookstats.rules.history import SCALARS, History, is_loss
-from hookstats.rules.rule import ScalarRule, at_least
+from hookstats.rules.rule import Rule, at_least
 from hookstats.stats.arguments import check_integer
 
 _Values = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -38,7 +38,7 @@ class _Found(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss(ScalarRule):
+class Loss(Rule):
     """A logged loss is NaN, leaps, climbs or does not fall.
 
     Losses are scalars whose name ends in "loss", or in "loss" and "step", "train" or "total", as
@@ -75,19 +75,18 @@ class Loss(ScalarRule):
     name: ClassVar[str] = "loss"
     advice: ClassVar[str] = "look at labels, data and learning rate at this step"
 
-    deviations: float = 8.0
-    leap: float = 0.5
-    climb: float = 1.4
-    diverge: float = 30.0
+    deviations: float = at_least(0, 8.0)
+    leap: float = at_least(0, 0.5)
+    climb: float = at_least(0, 1.4)
+    diverge: float = at_least(0, 30.0)
     first: int = 60
     steps: int = 300
-    t: float = 1.0
-    chance: float = 0.02
-    won: float = 0.01
+    t: float = at_least(0, 1.0)
+    chance: float = at_least(0, 0.02)
+    won: float = at_least(0, 0.01)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "deviations", "leap", "climb", "diverge", "t", "chance", "won")
         check_integer("first", self.first, 2 * _NEAR, SCALARS)
         check_integer("steps", self.steps, 2 * _NEAR, SCALARS)
 

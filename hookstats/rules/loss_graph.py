@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hookstats.records.alerts import SCALAR, Alert, Severity
-from hookstats.records.record import StepRecord
 from hookstats.rules.facts import LEAF, Fact, Graph, Leaf, Node
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule
@@ -58,9 +57,6 @@ class LossGraph(Rule):
 
     name: ClassVar[str] = "loss graph"
     advice: ClassVar[str] = "check how the loss is computed from the model's output"
-
-    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        return iter(())
 
     def check_fact(self, step: int, fact: Fact, history: History) -> Iterator[Alert]:
         if not isinstance(fact, Graph):
@@ -306,9 +302,9 @@ def _size(node: Node) -> int:
     return node.shape[node.dim] if known and node.dim is not None else 0
 
 
-def _input(nodes: Sequence[Node], node: Node, at: int = 0) -> Node:
-    """The node of an input, which is there."""
-    place = node.inputs[at]
+def _input(nodes: Sequence[Node], node: Node) -> Node:
+    """The node of the first input, which is there."""
+    place = node.inputs[0]
     assert place is not None
     return nodes[place]
 

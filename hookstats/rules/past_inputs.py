@@ -190,18 +190,18 @@ class PastInputs:
         return float(np.abs(away).sum() / 2 if "float" in record.sites[site].dtype else new)
 
 
-def usual_limit(distances: Sequence[float], deviations: float = 8.0, least: float = 0.15) -> float:
+def usual_limit(distances: Sequence[float]) -> float:
     """The distance from which on a batch is unlike those before; infinite before 16 of them.
 
-    It is above what they had by `deviations` times their usual deviation (1.4826 times the median
-    absolute deviation: Hampel, 1974), by `least`, and by a quarter of the greatest of them.
+    It is above what they had by 8 times their usual deviation (1.4826 times the median absolute
+    deviation: Hampel, 1974), by 0.15, and by a quarter of the greatest of them.
     """
     if len(distances) < 16:
         return math.inf
     past = np.array(distances)
     usual = float(np.median(past))
     spread = 1.4826 * float(np.median(np.abs(past - usual)))
-    return max(usual + max(deviations * spread, least), 1.25 * float(past.max()))
+    return max(usual + max(8.0 * spread, 0.15), 1.25 * float(past.max()))
 
 
 def _kept(past: Sequence[float], value: float) -> Sequence[float]:

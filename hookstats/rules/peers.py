@@ -85,13 +85,9 @@ class Depth(Rule):
     advice: ClassVar[str] = "scale residual branches, add norms"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
-    growth: float = 2.5
-    decay: float = 10.0
-    step: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "growth", "decay", "step")
+    growth: float = at_least(0, 2.5)
+    decay: float = at_least(0, 10.0)
+    step: float = at_least(0, 0.5)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 3:
@@ -135,12 +131,8 @@ class LinearRange(Rule):
     advice: ClassVar[str] = "add norms, or initialise for a size of one"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
-    least: float = 0.03
+    least: float = at_least(0, 0.03)
     patience: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "least")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 10:
@@ -179,14 +171,9 @@ class Collapse(Rule):
     advice: ClassVar[str] = "try another activation, add norms"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
-    share: float = 0.005
-    channels: int = 8
+    share: float = fraction(0.005)
+    channels: int = at_least(1, 8)
     patience: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction(self, "share")
-        at_least(self, 1, "channels")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         within = reduce_runs(np.add, record.moments[:, M2], record.offsets, 0.0)

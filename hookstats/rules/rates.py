@@ -14,14 +14,14 @@ from hookstats.records.norms import GRADIENT_NORM
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.history import RATE, History, is_loss
-from hookstats.rules.rule import Rule, ScalarRule, at_least, fraction
+from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.rules.setup import Group
 
 _SAME = 1e-3  # values that differ by no more are the same
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningRate(ScalarRule):
+class LearningRate(Rule):
     """A learning rate jumps from one step to the next, or fades before training gets anywhere.
 
     It rises to `factor` times its last value or more, beyond where it ever was, or falls to zero
@@ -35,14 +35,9 @@ class LearningRate(ScalarRule):
     name: ClassVar[str] = "learning rate"
     advice: ClassVar[str] = "look at the schedule, and at what a resumed run loads of it"
 
-    factor: float = 8.0
-    faded: float = 1e-3
-    steps: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "factor", "steps")
-        fraction(self, "faded")
+    factor: float = at_least(1, 8.0)
+    faded: float = fraction(1e-3)
+    steps: int = at_least(1, 8)
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
@@ -84,7 +79,7 @@ class LearningRate(ScalarRule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightDecay(ScalarRule):
+class WeightDecay(Rule):
     """Weight decay shrinks the weights away.
 
     The learning rate times the weight decay is `most` or more: the weights forget what they learned
@@ -103,13 +98,8 @@ class WeightDecay(ScalarRule):
     advice: ClassVar[str] = "lower it: 0.01 to 0.1 is usual for AdamW, 1e-4 for SGD"
 
     most: float = 0.02
-    coupled: float = 5.0
-    steps: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "coupled")
-        at_least(self, 2, "steps")
+    coupled: float = at_least(1, 5.0)
+    steps: int = at_least(2, 10)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         setup = history.setup
@@ -155,7 +145,7 @@ class WeightDecay(ScalarRule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clipping(ScalarRule):
+class Clipping(Rule):
     """Gradients are no longer clipped, or always.
 
     The norm of all gradients (`norms.gradient_norm`) was at its greatest value, to `tolerance` of
@@ -167,14 +157,9 @@ class Clipping(ScalarRule):
     name: ClassVar[str] = "clipping"
     advice: ClassVar[str] = "clip gradients before each step"
 
-    share: float = 0.4
-    factor: float = 1.05
+    share: float = fraction(0.4)
+    factor: float = at_least(1, 1.05)
     tolerance: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction(self, "share")
-        at_least(self, 1, "factor")
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
@@ -232,17 +217,12 @@ class UpdateSize(Rule):
     advice: ClassVar[str] = "try the learning rate that the alert names"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
-    most: float = 1.0
-    least: float = 1e-5
+    most: float = at_least(0, 1.0)
+    least: float = at_least(0, 1e-5)
     steps: int = 30
     lasting: int = 3
-    group: float = 10.0
+    group: float = at_least(1, 10.0)
     rms: float = 0.003
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "most", "least")
-        at_least(self, 1, "group")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > self.steps:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from hookstats.records.alerts import SCALAR, Alert, Severity
@@ -34,7 +33,7 @@ Action = Literal["warn", "raise"] | Callable[[Alert], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule(ABC):
+class Rule:
     """Something that may go wrong, and how to see it in a step's record.
 
     There is an alert when a finding begins: once `patience` steps in a row that were looked at have
@@ -72,17 +71,24 @@ class Rule(ABC):
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", cls.__name__).lower()
 
     def __post_init__(self) -> None:
+        if all(getattr(type(self), name) is getattr(Rule, name) for name in _CHECKS):
+            raise TypeError(f"{type(self).__name__}: expected a method {', '.join(_CHECKS)}")
         if not (self.action in ("warn", "raise") or callable(self.action)):
             raise ValueError(f'action = {self.action!r}: expected "warn", "raise" or a callable')
         for name in ("patience", "every"):
             check_integer(name, getattr(self, name), 1)
+        for one in fields(self):
+            value = getattr(self, one.name)
+            allows, expected = one.metadata.get(_ALLOWED, (lambda value: True, ""))
+            if not allows(value):
+                raise ValueError(f"{one.name} = {value!r}: expected {expected}")
 
-    @abstractmethod
     def check(self, record: StepRecord, history: History) -> Iterable[Alert]:
         """The findings in `record`, whether they are new or not; `history` ends with that step.
 
         A rule changes nothing here, and knows nothing but the arguments.
         """
+        return ()
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
@@ -157,30 +163,19 @@ class Rule(ABC):
         return found if since is None else found.lasting(since)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScalarRule(Rule):
-    """A rule about scalars; `check` is called with records if a class defines it."""
-
-    def check(self, record: StepRecord, history: History) -> Iterable[Alert]:
-        return ()
-
-    @abstractmethod
-    def check_scalars(
-        self, step: int, values: Mapping[str, float], history: History
-    ) -> Iterable[Alert]: ...
+def at_least(least: float, default: float) -> Any:
+    """A threshold that must be `least` or more, which NaN is not."""
+    allowed = (lambda value: value >= least, f"{least} or more")
+    return field(default=default, metadata={_ALLOWED: allowed})
 
 
-def at_least(rule: Any, least: float, *names: str) -> None:
-    """Raise a ValueError where a threshold of `rule` is below `least`, or NaN."""
-    for name in names:
-        if not getattr(rule, name) >= least:
-            raise ValueError(f"{name} = {getattr(rule, name)!r}: expected {least} or more")
+def fraction(default: float) -> Any:
+    """A threshold that must be a fraction."""
+    allowed = (lambda value: 0 < value <= 1, "a fraction above 0, up to 1")
+    return field(default=default, metadata={_ALLOWED: allowed})
 
 
-def fraction(rule: Any, *names: str) -> None:
-    """Raise a ValueError where a threshold of `rule` is no fraction."""
-    for name in names:
-        if not 0 < getattr(rule, name) <= 1:
-            raise ValueError(
-                f"{name} = {getattr(rule, name)!r}: expected a fraction above 0, up to 1"
-            )
+_CHECKS = ("check", "check_scalars", "check_fact")
+"""The methods of which a rule has some."""
+_ALLOWED = "allowed"
+"""What the metadata of a threshold has: whether a value is allowed, and what is expected."""

@@ -84,16 +84,11 @@ class Targets(Rule):
     advice: ClassVar[str] = "shuffle; look at the labels of this step"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
-    least: int = 8
-    many: int = 400
-    share: float = 0.8
-    classes: int = 20
+    least: int = at_least(2, 8)
+    many: int = at_least(2, 400)
+    share: float = fraction(0.8)
+    classes: int = at_least(2, 20)
     patience: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 2, "least", "many", "classes")
-        fraction(self, "share")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         site, seen = history.last_gradient, history.targets
@@ -140,14 +135,10 @@ class Accumulation(Rule):
     advice: ClassVar[str] = "zero gradients once per step"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
-    share: float = 0.1
-    rest: float = 0.01
-    apart: float = 0.05
+    share: float = at_least(0, 0.1)
+    rest: float = at_least(0, 0.01)
+    apart: float = at_least(0, 0.05)
     patience: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "share", "rest", "apart")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         sums = history.sums

@@ -1,4 +1,4 @@
-"""Rules about whole tensors: non-finite, exploding, vanishing, suddenly another size."""
+"""Rules about whole tensors: non-finite, exploding, vanishing, too small, suddenly another size."""
 
 from __future__ import annotations
 
@@ -126,15 +126,11 @@ class Exploding(Rule):
     advice: ClassVar[str] = "lower the learning rate, clip gradients, look at the batch"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
-    growth: float = 100.0
-    limit: float = 1e8
-    slow: float = 1e4
-    first: float = 30.0
-    logits: float = 100.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "growth", "limit", "slow", "first", "logits")
+    growth: float = at_least(1, 100.0)
+    limit: float = at_least(1, 1e8)
+    slow: float = at_least(1, 1e4)
+    first: float = at_least(1, 30.0)
+    logits: float = at_least(1, 100.0)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed == 1:
@@ -208,12 +204,8 @@ class Vanishing(Rule):
     name: ClassVar[str] = "vanishing"
     advice: ClassVar[str] = "add norms or residuals, try another activation or initialisation"
 
-    ratio: float = 1e-6
+    ratio: float = fraction(1e-6)
     patience: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction(self, "ratio")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         norms = np.where(history.columns("count") > 0, l2_norm(history.columns), np.nan)
@@ -267,14 +259,9 @@ class SuddenShift(Rule):
     advice: ClassVar[str] = "look at the data and the schedule at this step"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
-    octaves: float = 3.0
-    spans: float = 1.5
-    steps: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "octaves", "spans")
-        at_least(self, 1, "steps")
+    octaves: float = at_least(0, 3.0)
+    spans: float = at_least(0, 1.5)
+    steps: int = at_least(1, 20)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if _is_far(history.past_steps) or _is_progress(history):
@@ -319,12 +306,8 @@ class Fading(Rule):
     advice: ClassVar[str] = "look at what pulls it to zero: weight decay, a penalty in the loss"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
-    share: float = 1 / 16
+    share: float = fraction(1 / 16)
     patience: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction(self, "share")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         outputs = history.sites.of_kind("output")
@@ -346,6 +329,32 @@ class Fading(Rule):
             yield self.alert(record, found[0], says, ratio, advice=helps)
         else:
             yield self.alert(record, found[0], says + _and(len(found) - 1), ratio, severity="note")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Underflow(Rule):
+    """Gradients in fp16 are so small that they lose their digits, or become zero.
+
+    The rms of a gradient of an output is below `least`; the smallest number of fp16 with all its
+    digits is 2**-14, the smallest of all 2**-24 ("Mixed Precision Training", Micikevicius et al.,
+    2018, which has the loss scaled therefore). The alert is about the first tensor in backward
+    order; its value is the rms.
+    """
+
+    name: ClassVar[str] = "underflow"
+    advice: ClassVar[str] = "use torch.amp.GradScaler, or bf16"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "run"
+
+    least: float = at_least(0, 2.0**-20)
+    patience: int = 3
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        small = history.rms < self.least
+        for i in np.flatnonzero(small).tolist():
+            if history.plain_kinds[i] == "grad_output" and record.sites[i].dtype == "float16":
+                says = f"has an rms of {history.rms[i]:.2g}, too small for the digits of fp16"
+                yield self.alert(record, i, says, history.rms[i])
+                return
 
 
 def _is_layer(type_: str) -> bool:

@@ -15,6 +15,7 @@ from hookstats.stats import state
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.mask import check_fits, kept
 from hookstats.stats.sample import chosen
+from hookstats.stats.state import State
 
 DTYPES = frozenset(
     {
@@ -87,29 +88,18 @@ def channel_count(x: Tensor, channel_dim: int | None) -> int:
         ) from None
 
 
-def check(
-    x: Tensor,
-    channel_dim: int | None,
-    moments: Tensor,
-    tallies: Tensor,
-    counts: Tensor | None = None,
-    bins: Tensor | None = None,
-    channel_counts: Tensor | None = None,
-    channel_bins: Tensor | None = None,
-    sampling: Tensor | None = None,
-    mask: Tensor | None = None,
-) -> None:
+def check(x: Tensor, channel_dim: int | None, into: State, mask: Tensor | None = None) -> None:
     """Raise a ValueError if update_ cannot take these arguments."""
     if reason := unsupported(x):
         raise ValueError(f"x has {reason}: expected {SUPPORTED}")
     channels = channel_count(x, channel_dim)
-    _check_state("moments", moments, (channels, len(state.MOMENTS)), torch.float64, x.device)
-    _check_state("tallies", tallies, (channels, len(state.TALLIES)), torch.int64, x.device)
-    _check_histogram("", (), counts, bins, x.device)
-    _check_histogram("channel_", (channels,), channel_counts, channel_bins, x.device)
-    if sampling is not None:
-        columns = 4 if tuple(sampling.shape) == (4,) else 3
-        _check_state("sampling", sampling, (columns,), torch.int64, x.device)
+    _check_state("moments", into.moments, (channels, len(state.MOMENTS)), torch.float64, x.device)
+    _check_state("tallies", into.tallies, (channels, len(state.TALLIES)), torch.int64, x.device)
+    _check_histogram("", (), into.counts, into.bins, x.device)
+    _check_histogram("channel_", (channels,), into.channel_counts, into.channel_bins, x.device)
+    if into.sampling is not None:
+        columns = 4 if tuple(into.sampling.shape) == (4,) else 3
+        _check_state("sampling", into.sampling, (columns,), torch.int64, x.device)
     if mask is not None:
         check_fits(mask, x, channel_dim)
 
@@ -134,9 +124,9 @@ def update_(
     Raises:
         ValueError: arguments that `check` refuses.
     """
-    arguments = moments, tallies, counts, bins, channel_counts, channel_bins, sampling
-    check(x, channel_dim, *arguments, mask)
-    _accumulate(x, channel_dim, *arguments, None, mask)
+    into = State(moments, tallies, counts, bins, channel_counts, channel_bins, sampling)
+    check(x, channel_dim, into, mask)
+    _accumulate(x, channel_dim, into, None, mask)
 
 
 def update_many_(
@@ -159,10 +149,9 @@ def update_many_(
         ValueError: arguments that `check` refuses; then no state is changed.
     """
     none = [None] * len(xs)
-    one_by_one = [
-        (x, channel_dim, m, t, c, bins, cc, channel_bins, sampling)
-        for x, m, t, c, cc in zip(
-            xs,
+    states = [
+        State(m, t, c, bins, cc, channel_bins, sampling)
+        for m, t, c, cc in zip(
             moments,
             tallies,
             none if bins is None else counts,
@@ -170,10 +159,10 @@ def update_many_(
             strict=True,
         )
     ]
-    for arguments in one_by_one:
-        check(*arguments)
-    for arguments in one_by_one:
-        _accumulate(*arguments, scale)
+    for x, into in zip(xs, states, strict=True):
+        check(x, channel_dim, into)
+    for x, into in zip(xs, states, strict=True):
+        _accumulate(x, channel_dim, into, scale)
 
 
 def merge_(moments: Tensor, tallies: Tensor, other_moments: Tensor, other_tallies: Tensor) -> None:
@@ -199,17 +188,12 @@ def merge_(moments: Tensor, tallies: Tensor, other_moments: Tensor, other_tallie
 def _accumulate(
     x: Tensor,
     channel_dim: int | None,
-    moments: Tensor,
-    tallies: Tensor,
-    counts: Tensor | None,
-    bins: Tensor | None,
-    channel_counts: Tensor | None,
-    channel_bins: Tensor | None,
-    sampling: Tensor | None,
+    into: State,
     scale: Tensor | None,
     mask: Tensor | None = None,
 ) -> None:
     """`update_` with arguments that were checked."""
+    moments, tallies, counts, bins, channel_counts, channel_bins, sampling = into
     if sampling is not None and len(sampling) == 4 and not sampling[3]:
         return
     dims = 0 if mask is None else check_fits(mask, x, channel_dim)
