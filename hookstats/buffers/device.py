@@ -167,17 +167,8 @@ class DeviceBuffer:
         if part.graph_sites:  # graphs set no occupancy
             accumulated = np.where(np.isin(part.ranges.sites, part.graph_sites), -1, accumulated)
         offsets = torch.from_numpy(part.ranges.offsets)
-        found = drain_(
-            *(
-                moments,
-                tallies,
-                counts,
-                occupancy,
-                torch.from_numpy(accumulated),
-                channel_counts,
-                offsets,
-            )
-        )
+        calls = torch.from_numpy(accumulated)
+        found = drain_(moments, tallies, counts, occupancy, calls, channel_counts, offsets)
         arrays = [tensor.numpy() for tensor in found]
         hists = SparseCounts(*arrays[4:7]), SparseCounts(*arrays[7:])
         tensors = Table(arrays[2], arrays[3], _sized(hists[0], len(part.ranges.sites)))

@@ -26,20 +26,8 @@ from hookstats.records.keys import did_you_mean
 from hookstats.stats.printable import printable
 
 COMMANDS = (
-    *(
-        "demo",
-        "check",
-        "run",
-        "ls",
-        "show",
-        "top",
-        "compare",
-        "report",
-        "export",
-        "merge",
-        "doctor",
-    ),
-    "completion",
+    *("demo", "check", "run", "ls", "show", "top"),
+    *("compare", "report", "export", "merge", "doctor", "completion"),
 )
 INTERRUPTED = 128 + 2  # what shells report for a command that SIGINT ended
 BROKEN_PIPE = 128 + 13  # and for one that SIGPIPE ended
@@ -68,10 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     module = import_module(f"hookstats.cli.{options.command}")
     run: Callable[[argparse.Namespace], int] = module.run
-    if options.command in (
-        "check",
-        "run",
-    ):  # the script's errors, warnings and output are left to the script
+    if options.command in ("check", "run"):  # errors, warnings and output are the script's
         return run(options)
     if sys.stdout is None:  # `>&-`
         print(f"hookstats {options.command}: error: stdout is closed", file=sys.stderr)

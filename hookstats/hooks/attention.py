@@ -6,7 +6,7 @@ import math
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -111,13 +111,13 @@ def attention(
 class Attention:
     """Feeds the sites of the kind "attention" of a watch's modules."""
 
-    def __init__(self, buffers: DoubleBuffer, sharding: Sharding) -> None:
+    def __init__(self, buffers: DoubleBuffer, sharding: Sharding, phases: Sequence[str]) -> None:
+        """phases: their names by their numbers."""
         self._buffers = buffers
         self._sharding = sharding
         self._modules: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._sites: dict[tuple[str, str], Sites] = {}
-        self.phases = {0: ""}
-        """The names of phases by their numbers."""
+        self._phases = phases
         self.unseen: dict[str, str] = {}
         """What is not recorded, with the reason."""
 
@@ -138,7 +138,7 @@ class Attention:
             name = self._caller()
             if name is None:
                 return
-            phase = self.phases[buffers.phase]
+            phase = self._phases[buffers.phase]
             sites = self._sites.get((name, phase))
             if sites is None:
                 kind = in_phase(phase, ATTENTION)

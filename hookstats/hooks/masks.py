@@ -53,15 +53,12 @@ class Masks:
         """
         if self._name is None:
             return []
-        begins = {
-            model: _Begin(self, self._name, place_of_argument(model, self._name))
-            for model in models
-            if not isinstance(model, torch.jit.ScriptModule)
-        }
-        return [
-            marked(model.register_forward_pre_hook(begin, with_kwargs=True))
-            for model, begin in begins.items()
-        ]
+        handles = []
+        for model in models:
+            if not isinstance(model, torch.jit.ScriptModule):
+                begin = _Begin(self, self._name, place_of_argument(model, self._name))
+                handles.append(marked(model.register_forward_pre_hook(begin, with_kwargs=True)))
+        return handles
 
     def attach_ends(self, models: Iterable[nn.Module]) -> list[RemovableHandle]:
         """Register the hooks that end the masks of calls, by whatever error."""

@@ -63,14 +63,11 @@ class ModuleHook(Hook):
         if is_dynamo_compiling():
             self.traced.observe(module, found)
         else:
-            self._observe(found)
+            with buffers.lock, buffers.guard, own_dispatch():
+                self._observe(found)
 
     def _observe(self, found: Iterable[Leaf]) -> None:
         """Count and accumulate the tensors of a call, and await their gradients."""
-        with self.buffers.lock, self.buffers.guard, own_dispatch():
-            self._walk(found)
-
-    def _walk(self, found: Iterable[Leaf]) -> None:
         values, gradients = self.values, self.gradients
         is_evaluation = self.phase == 0 and self.buffers.is_evaluation()
         reason = detour() or (reasons.EVALUATION if is_evaluation else None)

@@ -54,14 +54,12 @@ class Selection:
         self.all_modules: dict[str, nn.Module] = dict(named)
         """Chosen or not."""
         self._names: list[str] = []
-        self._module_names: list[str] = []
         seen: set[nn.Parameter] = set()
         unused = {
             part for whole in filter(_uses_weights, model.modules()) for part in whole.modules()
         }
         for name, module in named:
             self._names.append(name)
-            self._module_names.append(name)
             is_leaf = _uses_weights(module) or (module not in unused and _is_leaf(name, module))
             wanted = included.module(name, module) if included else is_leaf
             if wanted and not excluded.module(name, module) and not _wrapped(module):
@@ -109,7 +107,7 @@ class Selection:
         return [name for name in names if name][:3]
 
     def _known(self, parameters: bool) -> list[str]:
-        return self._names if parameters else self._module_names
+        return self._names if parameters else list(self.all_modules)
 
 
 def check_selector(argument: str, selector: Selector | None) -> None:

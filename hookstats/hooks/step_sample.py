@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -75,7 +76,7 @@ class StepSample:
         if self._buffers.is_captured():  # replays log nothing
             return
 
-        def read() -> None:
+        with self._attempt():
             self._gradients = self._samples(optimizer, of_gradients=True)
             if is_recorded:
                 self._weights = self._samples(optimizer, of_gradients=False)
@@ -83,14 +84,11 @@ class StepSample:
                 found = {("gradient_cosine", i): _cosine(*pair) for i, pair in pairs}
                 self._cosines = {key: value for key, value in found.items() if value is not None}
 
-        self._attempt(read)
-
     def after(self, optimizer: Optimizer) -> None:
         """Hand on what the step did, if `before` read its weights."""
         if not self._weights:
             return
-
-        def compare() -> None:
+        with self._attempt():
             found = self._cosines
             now = self._samples(optimizer, of_gradients=False)
             for i, (was, is_now) in enumerate(zip(self._weights, now, strict=True)):
@@ -99,8 +97,6 @@ class StepSample:
                     parts = [p for x in (was.values, change) for p in torch.split(x, sizes)]
                     found["update_ratio", i] = torch.stack(foreach_norm(parts)).view(2, -1)
             self._log(optimizer, found)
-
-        self._attempt(compare)
         self._weights, self._cosines = [], {}
 
     def _samples(self, optimizer: Optimizer, *, of_gradients: bool) -> list[_Sample | None]:
@@ -110,10 +106,11 @@ class StepSample:
         many = max(1, ELEMENTS // max(1, parameters))
         return [_sample(group, many, of_gradients) for group in groups]
 
-    def _attempt(self, action: Callable[[], None]) -> None:
+    @contextmanager
+    def _attempt(self) -> Iterator[None]:
         try:
             with self._buffers.lock, torch.no_grad(), own_dispatch():
-                action()
+                yield
         except torch.AcceleratorError:
             raise
         except Exception as error:

@@ -25,10 +25,8 @@ class _Failing:
     what: str
     times: int = 0
     """How often it failed in a row."""
-    pause: int = 0
-    """How many calls are left out after the last failure."""
     left: int = 0
-    """How many of these are still to come; -1 for ever."""
+    """How many calls are still to be left out; -1 for all."""
 
 
 @dataclass
@@ -105,7 +103,7 @@ class Retries:
         """Note that a call failed; whether the thing is ended by that, with this outcome."""
         failing = self._failing.setdefault(key, _Failing(what))
         failing.times += 1
-        failing.left = failing.pause = min(2 * failing.pause or 1, LONGEST_PAUSE)
+        failing.left = min(2 ** (failing.times - 1), LONGEST_PAUSE)
         why = error_text(error)
         if is_news := what not in self._told:
             self._told[what] = _Told(why)

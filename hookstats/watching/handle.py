@@ -116,7 +116,6 @@ class Watch(Unique):
         self._batches: KeptBatches | None = None
         self._handles: list[RemovableHandle] = []
         self._toggle = HookToggle()
-        self._phases: dict[str, int] = {}
         models = list(models)
         self._roots = RootModules(models, buffers)
         self._masks = Masks(buffers, settings.mask)
@@ -175,7 +174,7 @@ class Watch(Unique):
         """Set the hooks of a point of `observe`, at its first call, if it is chosen."""
         if self._points.wants(name, point):
             name += "'" * self._points.has(name, parameters=True)
-            self._keep(point, self._observers.attach_point(name, point, self._phases))
+            self._keep(point, self._observers.attach_point(name, point))
 
     def _keep(self, module: nn.Module, handles: Sequence[RemovableHandle]) -> None:
         """Remove these hooks of a module at the end, and take them off while nothing is due."""
@@ -337,12 +336,11 @@ class Watch(Unique):
         """
         self._check_open()
         check_phase(name)
-        if name not in self._phases:
-            number = len(self._phases) + 1
-            for module, handles in self._observers.attach_phase(name, number):
+        phases = self._observers.phases
+        if name not in phases:
+            for module, handles in self._observers.attach_phase(name):
                 self._keep(module, handles)
-            self._phases[name] = number
-        return _Phase(self._buffers, self._phases[name])
+        return _Phase(self._buffers, phases.index(name))
 
     def mask(self, mask: Tensor) -> AbstractContextManager[None]:
         """In this context, the statistics of calls leave padding out: ``with watch.mask(m): ...``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -55,9 +55,11 @@ class Observers:
         self._watched: list[_Watched] = []
         self._sites: list[Sequence[Sites | Widths]] = []  # by module and parameter
         self._of_phases: list[Sites] = []
+        self.phases = [""]
+        """The names of phases by their numbers; 0 is training."""
         self.parameters = Parameters(buffers)
         self.after_step = AfterStep(buffers, self.parameters)
-        self.attention = Attention(buffers, sharding)
+        self.attention = Attention(buffers, sharding, self.phases)
         self._choices = Choices(buffers, sharding)
 
     def add_parameter(self, selection: Selection, name: str) -> None:
@@ -111,9 +113,7 @@ class Observers:
         inside = (one for one in self._watched if one.name.startswith(f"{name}."))
         return any(sites.called for one in inside for sites in one.sites)
 
-    def attach_point(
-        self, name: str, point: Point, phases: Mapping[str, int]
-    ) -> list[RemovableHandle]:
+    def attach_point(self, name: str, point: Point) -> list[RemovableHandle]:
         """Register the hooks of a point of `observe`, those of the phases that there are, too."""
         channel_dim = point.channel_dim
         rule = channel_rule(
@@ -121,8 +121,8 @@ class Observers:
         )
         handles = self._attach(name, point, self._settings.kinds, rule)
         watched = self._watched[-1]
-        for phase, number in phases.items():
-            handles += self._register(point, watched, self._of_phases, phase, number)
+        for number in range(1, len(self.phases)):
+            handles += self._register(point, watched, self._of_phases, number)
         return handles
 
     def _attach(
@@ -132,30 +132,27 @@ class Observers:
         watched = _Watched(name, weakref.ref(module), kinds, rule, suffixes, [])
         self._watched.append(watched)
         self._sites.append(watched.sites)
-        return self._register(module, watched, watched.sites, "", 0)
+        return self._register(module, watched, watched.sites, 0)
 
-    def attach_phase(
-        self, phase: str, number: int
-    ) -> list[tuple[nn.Module, list[RemovableHandle]]]:
+    def attach_phase(self, phase: str) -> list[tuple[nn.Module, list[RemovableHandle]]]:
         """Register the hooks of a phase on all modules that have hooks. What is compiled already is
         compiled again, with these hooks."""
-        self.attention.phases[number] = phase
+        number = len(self.phases)
+        self.phases.append(phase)
         found = [(watched, watched.module()) for watched in self._watched]
         there = [(watched, module) for watched, module in found if module is not None]
         made = [
-            (module, self._register(module, watched, self._of_phases, phase, number))
+            (module, self._register(module, watched, self._of_phases, number))
             for watched, module in there
         ]
         reset_compiled({type(module) for _, module in there})
         return made
 
     def _register(
-        self, module: nn.Module, watched: _Watched, sites: list[Sites], phase: str, number: int
+        self, module: nn.Module, watched: _Watched, sites: list[Sites], phase: int
     ) -> list[RemovableHandle]:
         """Register the hooks of a module for the calls of a phase; their sites go to `sites`."""
-        before, after = (
-            self._hook(of_inputs, watched, sites, phase, number) for of_inputs in (True, False)
-        )
+        before, after = (self._hook(of, watched, sites, phase) for of in ("input", "output"))
         handles: list[RemovableHandle] = []
         if isinstance(module, torch.jit.ScriptModule):
             return handles
@@ -167,32 +164,25 @@ class Observers:
         return handles
 
     def _hook(
-        self,
-        of_inputs: bool,
-        watched: _Watched,
-        sites: list[Sites],
-        phase: str,
-        number: int,
+        self, of: str, watched: _Watched, sites: list[Sites], phase: int
     ) -> Callable[..., Any] | None:
-        """The callable to register with a module; None if none of the hook's kinds is watched."""
-        of_values = "input" if of_inputs else "output"
-        values, gradients = (
-            Sites(
-                self._buffers,
-                watched.name,
-                in_phase(phase, kind),
-                watched.rule,
-                watched.suffixes[of_values],
-                self._sharding,
-            )
-            if kind in watched.kinds
-            else None
-            for kind in (of_values, f"grad_{of_values}")
-        )
+        """The callable to register with a module; None if none of the hook's kinds is watched.
+
+        of: "input" or "output".
+        """
+        name, rule, suffixes = watched.name, watched.rule, watched.suffixes[of]
+
+        def made(kind: str) -> Sites | None:
+            if kind not in watched.kinds:
+                return None
+            kind = in_phase(self.phases[phase], kind)
+            return Sites(self._buffers, name, kind, rule, suffixes, self._sharding)
+
+        values, gradients = made(of), made(f"grad_{of}")
         if values is None and gradients is None:
             return None
         sites += [one for one in (values, gradients) if one is not None]
-        return fastest(ModuleHook(self._buffers, values, gradients, number, of_inputs=of_inputs))
+        return fastest(ModuleHook(self._buffers, values, gradients, phase, of_inputs=of == "input"))
 
     def gradients(self) -> int:
         """How many gradients of modules' tensors have come so far, compiled graphs aside."""

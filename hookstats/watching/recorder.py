@@ -205,8 +205,7 @@ class Recorder:
 
     def hurry(self) -> None:
         """End the sleep, as training waits."""
-        self._queue.put(_Call(_nothing, is_urgent=True))
-        self._bell.put(None)
+        self._put_urgent(lambda: None)
 
     def skip(self, step: int, reason: str, what: str, why: str) -> None:
         """Have the run note that `step` is lost, with a warning; see docs/format.md for reasons."""
@@ -283,9 +282,7 @@ class Recorder:
         if self._thread is None:
             self._end(coverage, patience)
         else:
-            end = partial(self._end, coverage, self.patience)
-            self._queue.put(_Call(end, is_urgent=True))
-            self._bell.put(None)
+            self._put_urgent(partial(self._end, coverage, self.patience))
 
     def is_current_thread(self) -> bool:
         """Whether the recorder, a sink, or what these call, asks."""
@@ -302,6 +299,11 @@ class Recorder:
             return False
         self._queue.put(request)
         return True
+
+    def _put_urgent(self, action: Action) -> None:
+        """Have the thread do something as soon as it can."""
+        self._queue.put(_Call(action, is_urgent=True))
+        self._bell.put(None)
 
     def _has_thread(self) -> bool:
         """Whether the thread is there, which this starts where it is not."""
@@ -349,8 +351,7 @@ class Recorder:
             finally:
                 answer.put(None)
 
-        self._queue.put(_Call(act, is_urgent=True))
-        self._bell.put(None)
+        self._put_urgent(act)
         served, left = self._served, Patience(self.disk_patience)
         while not self._has_ended:
             try:
@@ -614,7 +615,3 @@ class Recorder:
         if error is not None:
             self.notify(what, f"{error_text(error)}; {outcome}")
         return error is None
-
-
-def _nothing() -> None:
-    """Wakes the thread."""

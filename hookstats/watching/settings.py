@@ -84,9 +84,7 @@ class Settings(NamedTuple):
                 f"mask = {self.mask!r}: expected the name of an argument, or None; a tensor goes "
                 "into a context, `with watch.mask(tensor)`"
             )
-        return self._replace(
-            every=_check_every(self.every),
-        )
+        return self._replace(every=_check_every(self.every))
 
     def header(self, models: Mapping[str, nn.Module], selection: Selection) -> dict[str, Any]:
         """What is recorded of which models, as JSON-able types: the header of the run directory."""
