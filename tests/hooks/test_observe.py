@@ -74,19 +74,6 @@ def test_values_and_gradients_are_those_of_the_tensor() -> None:
     assert (row.forwards, row.observed) == (1, 1)
 
 
-def test_the_training_keeps_every_bit() -> None:
-    results = []
-    for watched in (False, True):
-        model, optimizer = training()
-        w = hs.watch(model, optimizer, every=1) if watched else None
-        for _ in range(3):
-            step(model, optimizer)
-        results.append([p.detach().clone() for p in model.parameters()])
-        if w is not None:
-            w.close()
-    assert all(map(torch.equal, *results))
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_phases_keep_it_apart(late: bool) -> None:
     model, optimizer = training()

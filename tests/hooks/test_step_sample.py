@@ -133,21 +133,6 @@ def test_groups_are_numbered_as_learning_rates_are() -> None:
     assert math.isnan(scalars["update_ratio/1"])  # its weights were all zero
 
 
-def test_the_training_keeps_every_bit() -> None:
-    results = []
-    for watched in (False, True):
-        model = model_of()
-        optimizer = AdamW(model.parameters(), lr=0.01)
-        w = hs.watch(model, optimizer, kinds=KINDS, every=2) if watched else None
-        for _ in range(5):
-            backward(model, optimizer)
-            optimizer.step()
-        results.append(weights(model))
-        if w is not None:
-            w.close()
-    assert all(map(torch.equal, *results))
-
-
 def test_what_cannot_be_sampled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
     model[1].weight = nn.Parameter(torch.randn(4, 2).t())  # no gaps, and not in order

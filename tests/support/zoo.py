@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils import checkpoint
 
+import hookstats as hs
 from hookstats.stats.bins import LinearBins
 from hookstats.watching.settings import KINDS
 from hookstats.watching.watch import watch
@@ -201,6 +202,39 @@ class Odd(nn.Module):
         return (self.custom(y) * self.own(y).sum() + stopped).sum() + values.sum()
 
 
+class Codes(nn.Module):
+    """Gives each row the number of its nearest code."""
+
+    book: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("book", torch.randn(5, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x[..., None, :] - self.book).square().sum(-1).argmin(-1)
+
+
+class Instruments(nn.Module):
+    """What a watch looks at beside the outputs of modules: attention, a router, choices, a tensor
+    without a module, a quantity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes, self.router = Codes(), nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x[:, None]
+        attended = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)[:, 0]
+        y = hs.observe("attended", attended)
+        hs.observe("largest", lambda: y.amax(), channel_dim=None)
+        share, best = self.router(y).softmax(-1).max(-1)
+        for i, expert in enumerate(self.experts):
+            y = torch.where((best == i)[..., None], expert(y), y)
+        return y * share[..., None] * self.codes(y)[..., None]
+
+
 def encoder() -> nn.Module:
     return nn.TransformerEncoderLayer(6, 2, 12, dropout=0.1, batch_first=True)
 
@@ -248,6 +282,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         SEQUENCE,
     ),
     "odd": (Odd, SEQUENCE),
+    "instruments": (Instruments, SEQUENCE),
 }
 
 
