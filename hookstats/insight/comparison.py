@@ -23,6 +23,7 @@ from hookstats.runs.decode import decode, numbers, one_chunk
 from hookstats.runs.format import CHANNELS, HISTOGRAM, TENSORS, require_pyarrow, schema_of
 from hookstats.runs.format import STATISTICS as COLUMNS
 from hookstats.runs.run import Run, open_run
+from hookstats.runs.selections import SiteNumbers
 from hookstats.runs.series import span
 
 _SHOWN = 10
@@ -96,6 +97,9 @@ class RunComparison:
         self.only: list[tuple[str, list[int]]] = []
         """(run, steps): the steps that only this run has."""
         self._seen: dict[Key, int] = {}
+        self._keys: list[Key] = []  # of the comparison that was added last
+        self._numbers = np.zeros(0, np.int64)  # of these, as in _seen
+        self._wanted = np.zeros(0, bool)
         self._found: list[_Found] = []
 
     def __bool__(self) -> bool:
@@ -156,9 +160,12 @@ class RunComparison:
         common: leave out sites that only one run has.
         """
         keys, relative = comparison.keys, comparison.relative
-        number = np.array([self._seen.setdefault(key, len(self._seen)) for key in keys], np.int64)
-        wanted = set(chosen(keys))
-        taken = np.tile([key in wanted for key in keys], len(comparison.steps)) & comparison.there
+        if keys is not self._keys:
+            self._keys, wanted = keys, set(chosen(keys))
+            seen = [self._seen.setdefault(key, len(self._seen)) for key in keys]
+            self._numbers = np.array(seen, np.int64)
+            self._wanted = np.array([key in wanted for key in keys], bool)
+        taken = np.tile(self._wanted, len(comparison.steps)) & comparison.there
         if common:
             taken &= ~np.isinf(relative[:, _SITE])
         some = taken.reshape(len(comparison.steps), -1).any(0)
@@ -174,7 +181,7 @@ class RunComparison:
         has_size = np.array([kind != CHECKSUM for _, kind in keys], bool)
         self._found.append(
             _Found(
-                number[places % len(keys)],
+                self._numbers[places % len(keys)],
                 steps,
                 np.where(has_size[places % len(keys)], _distances(comparison)[places], 0.0),
                 relative[places].max(1),
@@ -324,22 +331,24 @@ def comparisons(
     keys: dict[Key, int] = {}
     order = InOrder[int]()  # of their numbers
     with_channels = set(a.steps_with_channels).intersection(b.steps_with_channels)
+    numbered = [SiteNumbers(keys, order), SiteNumbers(keys, order, called)]
+    named: list[Key] = []
+    place = np.zeros(0, np.int64)
     of_tensors, of_channels = ([_Reader(run, folder) for run in (a, b)] for folder in _NAMES)
 
     def compared(several: list[int], channels: Sequence[Any] = (None, None)) -> Comparison:
+        nonlocal named, place
         tables = [reader.rows(several) for reader in of_tensors]
-        sites = [
-            selections.site_numbers(tables[0], keys, order),
-            selections.site_numbers(tables[1], keys, order, called),
-        ]
-        named, ordered = list(keys), list(order)
-        place = np.argsort(ordered)
+        sites = [each.of(table) for each, table in zip(numbered, tables, strict=True)]
+        if len(named) < len(keys):
+            in_order, ordered = list(keys), list(order)
+            named, place = [in_order[i] for i in ordered], np.argsort(ordered)
         places = (
             np.searchsorted(several, numbers(table.column("step"))) * len(keys) + place[site]
             for table, site in zip(tables, sites, strict=True)
         )
         of_a, of_b = map(_side, (a, b), tables, channels, places)
-        return difference.differences(several, [named[i] for i in ordered], of_a, of_b, rtol)
+        return difference.differences(several, named, of_a, of_b, rtol)
 
     pending: list[int] = []
     for step in steps:

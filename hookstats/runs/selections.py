@@ -39,9 +39,10 @@ class Selection:
         self._parts = parts
         self._folder = folder
         known: dict[Key, int] = {}
+        number = SiteNumbers(known)
         is_stored = parts.is_stored()
         found = [
-            (name, numbers(table.column("step")), site_numbers(table, known))
+            (name, numbers(table.column("step")), number.of(table))
             for name, table in parts.tables(folder if is_stored else TENSORS, _KEYS)
         ]
         self.keys: list[Key] = choose(list(known))
@@ -61,7 +62,7 @@ class Selection:
         else:
             for record, table in records.tables(folder):
                 self._infos |= zip(record, record.sites, strict=True)
-                site = chosen[site_numbers(table, known)]
+                site = chosen[number.of(table)]
                 rows = np.flatnonzero(site >= 0)
                 self._merged.append(table.take(rows))
                 sites.append(site[rows])
@@ -131,37 +132,60 @@ def dtype_of(name: str) -> type[np.int64] | type[np.float64]:
     return np.int64 if name in TALLIES else np.float64
 
 
-def site_numbers(
-    table: Any,
-    keys: dict[Key, int],
-    order: InOrder[int] | None = None,
-    called: Callable[[str], str] = str,
-) -> Int64:
-    """int64 [rows]: the numbers that the sites of rows have in `keys`.
+class SiteNumbers:
+    """Numbers sites, new ones in the order in which they come.
 
-    New sites are numbered there, in the order in which they come, and their numbers are added to
-    `order`, as they stand in their steps.
-
-    table: a pyarrow.Table with the columns "site" and "kind", and with `order` "step".
+    keys: the numbers of the sites so far.
+    order: gets the numbers as they stand in their steps.
     called: what a site's name is in `keys`; other names give other names.
     """
-    known = len(keys)
-    site, kind = (one_chunk(table.column(name)) for name in ("site", "kind"))
-    names, kinds = site.dictionary.to_pylist(), kind.dictionary.to_pylist()
-    codes = numbers(site.indices).astype(np.int64) * max(1, len(kinds)) + numbers(kind.indices)
-    first = np.full(max(1, len(names) * len(kinds)), -1, np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]
-    there = np.flatnonzero(first >= 0)
-    number = np.full(len(first), -1, np.int64)
-    for code in there[np.argsort(first[there])].tolist():
-        name, of_kind = divmod(code, len(kinds))
-        number[code] = keys.setdefault((called(names[name]), kinds[of_kind]), len(keys))
-    found: Int64 = number[codes]
-    if order is not None and len(keys) > known:
-        step = numbers(table.column("step"))
-        for of_step in np.unique(step[found >= known]):
-            order.add(found[step == of_step].tolist())
-    return found
+
+    def __init__(
+        self,
+        keys: dict[Key, int],
+        order: InOrder[int] | None = None,
+        called: Callable[[str], str] = str,
+    ) -> None:
+        self._keys = keys
+        self._order = order
+        self._called = called
+        self._texts: tuple[Any, Any] | None = None  # the dictionaries of the last table
+        self._numbers = np.zeros(0, np.int64)  # by pairs of codes in these; -1 where unknown
+
+    def of(self, table: Any) -> Int64:
+        """int64 [rows]: the numbers of the sites of rows.
+
+        table: a pyarrow.Table with the columns "site" and "kind", and with `order` "step".
+        """
+        site, kind = (one_chunk(table.column(name)) for name in ("site", "kind"))
+        texts = site.dictionary, kind.dictionary
+        if self._texts is None or not all(map(_are_equal, texts, self._texts)):
+            self._texts = texts
+            self._numbers = np.full(max(1, len(texts[0]) * len(texts[1])), -1)
+        kinds = max(1, len(texts[1]))
+        codes = numbers(site.indices).astype(np.int64) * kinds + numbers(kind.indices)
+        found: Int64 = self._numbers[codes]
+        if (found < 0).any():
+            known = len(self._keys)
+            self._add(codes[found < 0], *(each.to_pylist() for each in texts))
+            found = self._numbers[codes]
+            if self._order is not None and len(self._keys) > known:
+                step = numbers(table.column("step"))
+                for of_step in np.unique(step[found >= known]):
+                    self._order.add(found[step == of_step].tolist())
+        return found
+
+    def _add(self, codes: Int64, names: list[str], kinds: list[str]) -> None:
+        new, first = np.unique(codes, return_index=True)
+        for code in new[np.argsort(first)].tolist():
+            name, kind = divmod(code, len(kinds))
+            key = self._called(names[name]), kinds[kind]
+            self._numbers[code] = self._keys.setdefault(key, len(self._keys))
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    equal: bool = a.equals(b)
+    return equal
 
 
 def choose(keys: Collection[Key], names: str = "*", kinds: str = "*") -> list[Key]:

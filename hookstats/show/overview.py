@@ -16,7 +16,7 @@ from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.decode import numbers
 from hookstats.runs.format import STATISTICS
 from hookstats.runs.run import Run
-from hookstats.runs.selections import site_numbers
+from hookstats.runs.selections import SiteNumbers
 from hookstats.show.progress import track
 from hookstats.stats import state
 from hookstats.stats.derived import columns_of
@@ -159,13 +159,14 @@ class Rows:
         self.keys: dict[Key, int] = {}
         self.order = InOrder[int]()
         """The rows in order of execution, as far as steps agree."""
+        self._numbers = SiteNumbers(self.keys, self.order)
         self.uneven: set[int] = set()
         self.channels = np.zeros(0, np.int64)
         """Of each row the number of channels, as recorded first."""
 
     def of(self, table: Any) -> Int64:
         """The rows of the sites in the rows of a table, step by step."""
-        return site_numbers(table, self.keys, self.order)
+        return self._numbers.of(table)
 
     def see(self, rows: Int64, channels: Int64) -> None:
         """Note how many channels the sites have."""
