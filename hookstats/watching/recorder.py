@@ -26,10 +26,17 @@ from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.messages import error_text, notify, say, short_path
 from hookstats.stats.patience import Patience
-from hookstats.watching.notices import Notices
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.scalars import StepScalars
-from hookstats.watching.sinks import Action, Numbers, Sink, Sinks, Worker, error_of
+from hookstats.watching.sinks import (
+    Action,
+    Notices,
+    Numbers,
+    Sink,
+    Sinks,
+    Worker,
+    error_of,
+)
 from hookstats.watching.upload import Upload, before_exit
 
 DISK_PATIENCE = 60.0

@@ -1,4 +1,4 @@
-"""Sinks: what gets records beside the run directory, each on a thread that may hang alone."""
+"""Sinks, Notices: what gets records and incidents, each on a thread that may hang alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from hookstats.records.alerts import Incident
 from hookstats.records.record import StepRecord
-from hookstats.stats.messages import error_text
+from hookstats.rules.actions import OnIncident, Webhook
+from hookstats.stats.messages import error_text, notify
 from hookstats.stats.patience import Patience
 from hookstats.stats.retries import Retries
 
@@ -93,7 +96,7 @@ class _Called:
 
     def __init__(self, sink: Sink, failures: dict[str, str]) -> None:
         self.sink = sink
-        self.name = f"sink {getattr(sink, '__qualname__', None) or repr(sink)}"
+        self.name = _named("sink", sink)
         self.worker = Worker("hookstats-sink")
         self.is_open = True
         self._retries = Retries(failures)
@@ -194,6 +197,53 @@ class Sinks:
         for one in self._called:
             if not (one.worker.is_lost or one.worker.wait(patience)):
                 one.leave(patience)
+
+
+class Notices:
+    """Gives actions each incident; never waits before `finish`, and raises nothing."""
+
+    def __init__(
+        self, actions: Sequence[OnIncident], run: Path | None, failures: dict[str, str]
+    ) -> None:
+        """run: the run directory, for messages. failures: gets the first error of each action."""
+        self._workers = [(action, Worker("hookstats-action")) for action in actions]
+        self._run = run
+        self._failures = failures
+        self._closing = threading.Event()
+
+    def send(self, incident: Incident) -> None:
+        """Have the actions called with an incident."""
+        for action, worker in self._workers:
+            worker.call([partial(self._tell, action, incident)])
+
+    def hurry(self) -> None:
+        """Have no action pause before another try: the training ends."""
+        self._closing.set()
+
+    def finish(self, patience: float) -> None:
+        """Wait until the actions have returned, or none of them has for `patience` seconds."""
+        self.hurry()
+        for action, worker in self._workers:
+            if not worker.wait(patience):
+                lost = worker.waiting
+                why = f"no return within {patience:g} s; {lost} of its incidents may be lost"
+                notify(self._failures, _named("action", action), why)
+            worker.end()
+
+    def _tell(self, action: OnIncident, incident: Incident) -> None:
+        try:
+            if isinstance(action, Webhook):
+                action(incident, self._run, self._closing)
+            else:
+                action(incident)
+        except BaseException as error:
+            # Of a later error of the same action nothing more is said than that it came.
+            why = f"{error_text(error)}; the incident of step {incident.step} is in the run only"
+            notify(self._failures, _named("action", action), why)
+
+
+def _named(what: str, called: object) -> str:
+    return f"{what} {getattr(called, '__qualname__', None) or repr(called)}"
 
 
 def error_of(action: Action) -> BaseException | None:

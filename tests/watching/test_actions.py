@@ -18,7 +18,6 @@ from torch import nn
 import hookstats as hs
 from hookstats.records.alerts import Incident
 from hookstats.rules import actions
-from hookstats.watching import notices
 
 SECRET = "T0KEN"
 
@@ -246,27 +245,6 @@ def test_an_action_that_raises_or_hangs_leaves_the_training_alone(
         watch.coverage().failures
     )
     hangs.set()
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_incidents_do_not_pile_up_before_an_action_that_hangs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(notices, "MOST_WAITING", 3)
-    failures: dict[str, str] = {}
-    hangs, told = threading.Event(), list[Incident]()
-
-    def slow(incident: Incident) -> None:
-        hangs.wait(20)
-        told.append(incident)
-
-    made = notices.Notices([slow], None, failures)
-    for _ in range(10):
-        made.send(incident())
-    assert "3 incidents wait; others are lost" in str(failures)
-    hangs.set()
-    made.finish(10)
-    assert len(told) == 3
 
 
 @pytest.mark.parametrize("url", ["hooks.slack.com/T0KEN", "ftp://host/T0KEN", "http:///T0KEN", 3])
