@@ -49,7 +49,6 @@ _NO_NINJA = "no ninja: the files are compiled one by one; `pip install ninja` ma
 NVCC_FLAGS = [
     "-std=c++20",
     "-O3",
-    "-lineinfo",  # for profilers; the code is the same
     "-Xcompiler=-fPIC,-fvisibility=hidden,-g0,-Wall,-Wextra",
     *(["-Werror=all-warnings"] * WERROR),
 ]

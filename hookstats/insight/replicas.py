@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from hookstats.records.layout import parse_meshes, parse_placements
 from hookstats.records.replicas import (
@@ -13,7 +14,9 @@ from hookstats.records.replicas import (
     first_unequal,
     part_of,
 )
-from hookstats.runs.run import Run
+
+if TYPE_CHECKING:
+    from hookstats.runs.run import Run
 
 _COLUMNS = ("step", "kind", "site", "mesh", "placements", "max")
 

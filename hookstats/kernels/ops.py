@@ -200,4 +200,4 @@ for _name, _kernel in (("update_", _fallback), ("update_many_", _fallback_many))
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     # Statistics have no gradient; without this, autograd warns where x requires grad.
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"hookstats::{_name}", _fake, lib=_library)
+    _library.impl(_name, _fake, "Meta")  # type: ignore[no-untyped-call]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hookstats.records.alerts import Alert
 from hookstats.records.norms import unread
@@ -11,7 +12,9 @@ from hookstats.records.record import StepRecord
 from hookstats.rules.defaults import Rules
 from hookstats.rules.monitor import Monitor
 from hookstats.rules.setup import Setup
-from hookstats.runs.run import Run
+
+if TYPE_CHECKING:
+    from hookstats.runs.run import Run
 
 
 class Replay:
