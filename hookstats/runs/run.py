@@ -480,8 +480,10 @@ class Run:
                 raise error or KeyError(self._unknown(step))
         return where
 
-    def _unknown(self, step: int) -> str:
+    def _unknown(self, step: object) -> str:
         """The error message for a step that does not exist."""
+        if isinstance(step, str):
+            return f"{step!r} is no step: run[{step!r}, 'output'] has this site in all steps"
         steps, path = self._records.steps(), printable(str(self.path))
         of = "" if self.rank is None else f" of rank {self.rank}"
         if not steps:

@@ -129,14 +129,6 @@ def _check_every(every: object) -> int | str:
         ) from None
 
 
-def check_order(model: object, optimizer: object) -> None:
-    """Raise a ValueError where the model and the optimizer change places."""
-    if isinstance(model, Optimizer) and (optimizer is None or isinstance(optimizer, nn.Module)):
-        raise ValueError(
-            f"model has {_kind_of(model)}: expected the model first, as in watch(model, optimizer)"
-        )
-
-
 def _kind_of(value: object) -> str:
     """A value in an error: its class, where its text may be long."""
     if isinstance(value, (nn.Module, Optimizer, torch.Tensor)):
@@ -195,6 +187,8 @@ def unwrapped(optimizer: Any) -> Optimizer:
         hint = "; several models are a list: watch([model, other], optimizer)"
     elif isinstance(optimizer, (str, Path)):
         hint = f"; did you mean out={str(optimizer)!r}?"
+    elif callable(optimizer):
+        hint = "; did you mean what it returns?"
     raise ValueError(
         f"optimizer has {_kind_of(optimizer)}: expected a torch.optim.Optimizer, several, or "
         f"None{hint}"
@@ -213,6 +207,11 @@ def as_models(model: Any) -> dict[str, nn.Module]:
     elif isinstance(model, (list, tuple)):
         named = {str(place): one for place, one in enumerate(model)}
     else:
+        if not isinstance(model, nn.Module):
+            raise ValueError(
+                f"model has {_kind_of(model)}: expected a torch.nn.Module, as in watch(model, "
+                "optimizer)"
+            )
         check_model(model)
         return {"": model}
     if not named:

@@ -21,8 +21,8 @@ _MANY = 20
 """Steps of an optimizer that the watch was not given, or calls of a model, while no step closes."""
 
 _REMEDY = (
-    "give watch() the optimizer that steps, call Watch.add_optimizer once it is there, or call "
-    "Watch.step once per iteration"
+    "give watch() the optimizer that steps, call Watch.add_optimizer once it is there, call "
+    "Watch.step once per iteration, or give a trainer its callback of hookstats.integrations"
 )
 _SKIPPED = (
     "no optimizer of the watch stepped: see whether a loss scaler skips each step, as where "

@@ -35,7 +35,6 @@ from hookstats.watching.settings import (
     Settings,
     as_models,
     as_optimizers,
-    check_order,
     check_others,
     models_with_inputs,
     together,
@@ -193,7 +192,6 @@ def watch(
         ImportError: `out` is given and pyarrow is not installed.
         TypeError: there is no such argument; the message has the right call.
     """
-    check_order(model, optimizer)
     models = as_models(model)
     optimizers = as_optimizers(optimizer)
     max_bytes = check_others(max_bytes, append, overwrite, mesh, sinks)

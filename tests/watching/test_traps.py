@@ -76,12 +76,16 @@ def test_an_argument_of_another_name(
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m, o: hs.watch(o, m), r"the model first, as in watch\(model, optimizer\)"),
-        (lambda m, o: hs.watch(o), r"the model first, as in watch\(model, optimizer\)"),
+        (lambda m, o: hs.watch(o, m), r"model has a SGD: .* as in watch\(model, optimizer\)"),
+        (lambda m, o: hs.watch(o), r"model has a SGD: .* as in watch\(model, optimizer\)"),
+        (lambda m, o: hs.watch(StepLR(o, 1)), r"StepLR.* as in watch\(model, optimizer\)"),
+        (lambda m, o: hs.watch(m.parameters()), r"as in watch\(model, optimizer\)"),
+        (lambda m, o: hs.watch(Block), r"Block.* as in watch\(model, optimizer\)"),
+        (lambda m, o: hs.watch(m, SGD), r"did you mean what it returns\?"),
         (lambda m, o: hs.watch(m, m.parameters()), "optimizer that has these parameters"),
         (lambda m, o: hs.watch(m, list(m.parameters())), "optimizer that has these parameters"),
         (lambda m, o: hs.watch(m, o.param_groups), "optimizer that has these parameters"),
-        (lambda m, o: hs.watch(torch.eye(9), o), "model = tensor.*: expected a torch.nn.Module"),
+        (lambda m, o: hs.watch(torch.eye(9), o), "model has a Tensor: expected a torch.nn.Module"),
         (lambda m, o: hs.trace(m, torch.eye(4), backward=lambda y: (y, y)), "expected the loss"),
         (lambda m, o: hs.watch(m, "runs/a"), r"did you mean out='runs/a'\?"),
         (lambda m, o: hs.watch(m, m), r"watch\(\[model, other\], optimizer\)"),
@@ -199,6 +203,16 @@ def test_a_rule_without_a_name_has_that_of_its_class(
     with hs.watch(model, optimizer, rules=[LargeUpdate()]) as watch:
         train(model, optimizer)
         assert watch.alerts[0].message.startswith("large update: step 0: ")
+
+
+def test_a_layer_in_the_place_of_a_step(
+    model: nn.Module, optimizer: Optimizer, tmp_path: Path
+) -> None:
+    with hs.watch(model, optimizer, out=tmp_path / "run"):
+        train(model, optimizer)
+    untyped: Any = hs.open_run(tmp_path / "run")
+    with pytest.raises(KeyError, match=r"'enc' is no step: run\['enc', 'output'\]"):
+        untyped["enc"]
 
 
 def test_names_in_brackets_are_shown_as_they_are() -> None:

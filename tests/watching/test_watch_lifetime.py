@@ -122,7 +122,7 @@ def test_a_compiled_model_is_refused(how: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": "resnet"}, r"model = 'resnet': expected a torch.nn.Module"),
+        ({"model": "resnet"}, r"model has 'resnet': expected a torch.nn.Module"),
         ({"optimizer": "sgd"}, r"optimizer has 'sgd': expected a torch.optim.Optimizer"),
         ({"optimizer": network().parameters()}, r"optimizer has <generator.*: expected"),
         ({"kinds": ()}, r"kinds = \(\): expected one or more of input, grad_input, .*param_grad"),
