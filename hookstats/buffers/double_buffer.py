@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.stats.merge import offsets_of
-from hookstats.stats.patience import Patience
+from hookstats.stats.retries import Patience
 from hookstats.stats.state import State
 
 if TYPE_CHECKING:
@@ -38,17 +39,16 @@ _POLL_SECONDS = 1e-3
 _HOST = torch.device("cpu")
 
 
+@dataclass(slots=True)
 class _Placed:
     """A site's rows, with what records say of the site."""
 
-    __slots__ = ("buffer", "info", "place", "row")
-
-    def __init__(self, info: SiteInfo, buffer: DeviceBuffer, place: int, row: int) -> None:
-        """place, row: the number of sites, and of their channels, that the device had before."""
-        self.info = info
-        self.buffer = buffer
-        self.place = place
-        self.row = row
+    info: SiteInfo
+    buffer: DeviceBuffer
+    place: int
+    """The number of sites that the device had before."""
+    row: int
+    """The number of their channels."""
 
 
 class DoubleBuffer:

@@ -34,6 +34,19 @@ class Hook:
         return getattr, (nullcontext(), "__exit__")
 
 
+class Calling(Hook):
+    """A hook that calls a function, and of a tensor leaves the gradient as it is."""
+
+    __slots__ = ("_function",)
+    __torch_unserializable__ = True  # a tensor is saved without the hook, and without a warning
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        self._function(*args)
+
+
 KINDS: list[type] = [Hook]
 """The types of hooks; those in C++ have another base."""
 

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats._torch import is_dtensor
 from hookstats.buffers.double_buffer import DoubleBuffer
-from hookstats.hooks.inert import Hook
+from hookstats.hooks.inert import Calling
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.step_sample import ELEMENTS, chosen, part_of
 from hookstats.stats.messages import error_text, notify
@@ -69,7 +69,7 @@ class NoiseScale:
 
     def attach(self, optimizer: Optimizer) -> list[RemovableHandle]:
         """Register the hooks of the parameters that are sampled, and that of the steps."""
-        handles = [optimizer.register_step_pre_hook(_StepHook(self))]
+        handles = [optimizer.register_step_pre_hook(Calling(self._step))]
         groups = [group["params"] for group in optimizer.param_groups]
         places = [(g, p) for g, group in enumerate(groups) for p in chosen(group)]
         many = max(1, ELEMENTS // max(1, len(places)))
@@ -102,11 +102,12 @@ class NoiseScale:
         except Exception as error:
             notify(self._failures, "reading gradients of micro-batches", error_text(error))
 
-    def end(self, optimizer: Optimizer, has_closure: bool) -> None:
+    def _step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Log what the micro-batches of the step say, and begin the next one; a closure computes
         gradients of one batch again, and counts for nothing."""
         sums, self._sums = self._sums, {}
-        if has_closure:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if closure is not None:
             self._failures.setdefault("closure", "")
         if self._failures or not self._buffers.recording:
             return
@@ -132,18 +133,3 @@ class NoiseScale:
         self._averages[group] = average
         trace, norm = average
         return torch.where(norm > 0, trace.clamp(min=0) / norm, math.nan)
-
-
-class _StepHook(Hook):
-    """Step pre-hook of the optimizer."""
-
-    __slots__ = ("_scale",)
-
-    def __init__(self, scale: NoiseScale) -> None:
-        self._scale = scale
-
-    def __call__(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
-        self._scale.end(optimizer, closure is not None)

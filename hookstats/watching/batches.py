@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats._torch import is_freed, mark_constant
 from hookstats.buffers.double_buffer import DoubleBuffer
-from hookstats.hooks.inert import Hook, marked
+from hookstats.hooks.inert import Calling, marked
 from hookstats.hooks.leaves import argument_leaves
 from hookstats.hooks.readable import detour, own_dispatch, unreadable
 from hookstats.records.alerts import Alert, Incident
@@ -111,27 +111,19 @@ class KeptBatches:
         notify(self._failures, "keeping the batches of incidents", why)
 
 
-class _BatchHook(Hook):
-    """Forward pre-hook of a model."""
-
-    __slots__ = ("_observe",)
-
-    def __init__(self, observe: Callable[..., object]) -> None:
-        self._observe = observe
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_dynamo_compiling():
-            _leave_out()
-        else:
-            self._observe(args, kwargs)
-
-
 def attach(model: nn.Module | None, observe: Callable[..., object]) -> list[RemovableHandle]:
     """Have `observe` called with the arguments of a model's calls, after the hooks that say which
     calls are of the training; a ScriptModule takes no hooks."""
     if model is None or isinstance(model, torch.jit.ScriptModule):
         return []
-    return [marked(model.register_forward_pre_hook(_BatchHook(observe), with_kwargs=True))]
+
+    def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_dynamo_compiling():
+            _leave_out()
+        else:
+            observe(args, kwargs)
+
+    return [marked(model.register_forward_pre_hook(Calling(called), with_kwargs=True))]
 
 
 def _leave_out() -> None:

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats._torch import is_flattened, is_plain
 from hookstats.buffers.double_buffer import DoubleBuffer
-from hookstats.hooks.inert import Hook
+from hookstats.hooks.inert import Calling
 from hookstats.hooks.steps import parameters_of
 from hookstats.rules.facts import LoopFact, What
 
@@ -226,7 +226,7 @@ class _Arrivals:
         self._version = version
         self._times = 0
         self._is_touched = False
-        hook = _ArrivalHook(self._arrived)
+        hook = Calling(self._arrived)
         self._handle: RemovableHandle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def end(self) -> bool:
@@ -234,23 +234,10 @@ class _Arrivals:
         self._handle.remove()
         return self._times > 0 and not self._is_touched
 
-    def _arrived(self) -> None:
+    def _arrived(self, _: Tensor) -> None:
         grad = self.parameter.grad
         self._is_touched |= grad is not self._kept or grad._version > self._version + self._times
         self._times += 1
-
-
-class _ArrivalHook(Hook):
-    """Tensor hook of a parameter, which leaves the gradient as it is."""
-
-    __slots__ = ("_then",)
-    __torch_unserializable__ = True
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._then = then
-
-    def __call__(self, gradient: Tensor) -> None:
-        self._then()
 
 
 _State = tuple[int, int, int]

@@ -25,7 +25,7 @@ from hookstats.runs.alerts import AlertEntry
 from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.messages import error_text, notify, say, short_path
-from hookstats.stats.patience import Patience
+from hookstats.stats.retries import Patience
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.scalars import StepScalars
 from hookstats.watching.sinks import (

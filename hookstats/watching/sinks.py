@@ -15,8 +15,7 @@ from hookstats.records.alerts import Incident
 from hookstats.records.record import StepRecord
 from hookstats.rules.actions import OnIncident, Webhook
 from hookstats.stats.messages import error_text, notify
-from hookstats.stats.patience import Patience
-from hookstats.stats.retries import Retries
+from hookstats.stats.retries import Patience, Retries
 
 Sink = Callable[[StepRecord], object]
 """What gets every record; it may have a `close`, and a `write_scalars`."""

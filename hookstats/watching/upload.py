@@ -17,7 +17,7 @@ from hookstats.runs.format import CHANNELS, RUN_JSON, SCALARS, TENSORS, owner, r
 from hookstats.runs.remote import file_system, files_at
 from hookstats.runs.world import world_size
 from hookstats.stats.messages import error_text, notify, warn
-from hookstats.stats.patience import Patience
+from hookstats.stats.retries import Patience
 from hookstats.watching.sinks import error_of
 
 SECONDS = 5.0

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hookstats.stats.patience import TICK, Patience
-from hookstats.stats.retries import LONGEST_PAUSE, TRIES, Retries
+from hookstats.stats.retries import LONGEST_PAUSE, TICK, TRIES, Patience, Retries
 
 
 def tried(retries: Retries, calls: int, fails: Callable[[int], BaseException | None]) -> list[int]:
