@@ -64,7 +64,7 @@ class Initialisation(Rule):
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         setup = history.setup
-        if history.pushed > 1 or setup is None or _was_trained(setup):
+        if history.pushed > 1 or _was_trained(setup):
             return
         matrices = [w for w in _matrices(setup) if w.trained]
         gains = {w.name: _gain(w, setup) for w in matrices}
@@ -267,12 +267,12 @@ class Untrained(Rule):
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         setup = history.setup
-        if setup is not None and history.pushed == 1:
+        if history.pushed == 1:
             yield from self._frozen(record, setup)
-        if setup is not None and history.pushed == self.steps:
+        if history.pushed == self.steps:
             yield from self._left_out(record, setup, history)
             yield from self._without_gradient(record, setup, history)
-        if setup is not None and history.pushed == self.idle:
+        if history.pushed == self.idle:
             yield from self._never_run(record, setup, history)
         gone = [
             name

@@ -134,7 +134,7 @@ class Dropout(Rule):
     share: float = fraction(0.85)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        if history.pushed > 1 or history.setup is None:
+        if history.pushed > 1:
             return
         for name, share in history.setup.dropouts.items():
             site = history.sites.at.get((name, "output"))

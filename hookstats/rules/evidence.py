@@ -62,7 +62,7 @@ def _rates(history: History) -> Iterator[_Sign]:
 def _gradients(history: History) -> Iterator[_Sign]:
     """Which of the parameters that an optimizer has ever got a gradient."""
     setup = history.setup
-    if setup is None or "param_grad" not in history.plain_kinds:
+    if not setup.weights or "param_grad" not in history.plain_kinds:
         return
     trained = [w.name for w in setup.weights if w.trained and w.group is not None]
     came = sum(history.knows((n, "param_grad")) or n in history.unread for n in trained)
@@ -100,7 +100,7 @@ def _writes(history: History) -> Iterator[_Sign]:
 
 
 def _modes(history: History) -> Iterator[_Sign]:
-    types = () if history.setup is None else history.setup.modules.values()
+    types = history.setup.modules.values()
     if "eval" in history.in_loop:
         yield _Sign("modules in eval mode", "call model.train() after each evaluation")
     elif history.graphs and any("Dropout" in kind or "BatchNorm" in kind for kind in types):

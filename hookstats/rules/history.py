@@ -124,8 +124,8 @@ class History:
     """
 
     def __init__(self, setup: Setup | None = None) -> None:
-        self.setup = setup
-        """What the training run began with; None if that is not known."""
+        self.setup = setup or Setup()
+        """What the training run began with; empty if that is not known."""
         self.pushed = 0
         """How many steps were pushed, with this one."""
         self.step = 0
@@ -240,7 +240,7 @@ class History:
     def type_of(self, site: int) -> str:
         """The type of the module of a site; "" if unknown."""
         name = self.sites.sites[site].name
-        return "" if self.setup is None else self.setup.modules.get(name, "")
+        return self.setup.modules.get(name, "")
 
     def push_scalars(self, values: Mapping[str, float]) -> None:
         """Add the scalars of a step."""
@@ -379,9 +379,7 @@ class History:
         self.outputs_of = {}
         for i in outputs.tolist():
             self.outputs_of.setdefault(self.type_of(i), []).append(i)
-        self.sums.place(
-            self.sites, record.offsets, {} if self.setup is None else self.setup.modules
-        )
+        self.sums.place(self.sites, record.offsets, self.setup.modules)
         at, rows = [], [np.empty(0, np.intp)]
         width = self._all_dead.shape[1]
         for site, channels in zip(record.sites, np.diff(record.offsets).tolist(), strict=True):

@@ -127,8 +127,7 @@ class Inputs(Rule):
 
 def _begins_with_norm(history: History) -> bool:
     """Whether the first layer of the model is a norm."""
-    types = () if history.setup is None else history.setup.modules.values()
-    return "Norm" in next(iter(types), "")
+    return "Norm" in next(iter(history.setup.modules.values()), "")
 
 
 @dataclass(frozen=True, kw_only=True)

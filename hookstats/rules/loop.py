@@ -118,8 +118,7 @@ class Mode(Rule):
 
     def check_fact(self, step: int, fact: Fact, history: History) -> Iterator[Alert]:
         if isinstance(fact, LoopFact) and fact.what == "eval":
-            types = {} if history.setup is None else history.setup.modules
-            kind = types.get(fact.names[0], "module")
+            kind = history.setup.modules.get(fact.names[0], "module")
             says = f"is that of a {kind} in eval mode while the optimizer steps"
             if fact.many > 1:
                 says += f", and all {fact.many} dropouts and batch norms are in eval mode"

@@ -187,10 +187,9 @@ class Collapse(Rule):
         places = np.flatnonzero(told)
         depends = np.flatnonzero(~(share[places] <= self.share))
         first = int(depends[-1]) + 1 if len(depends) else 0
-        if first < len(places) and history.setup is not None:
-            first += _of_heads(
-                [record.sites[place].name for place in places[first:]], history.setup
-            )
+        if first < len(places):
+            names = [record.sites[place].name for place in places[first:]]
+            first += _of_heads(names, history.setup)
         if first < len(places) and share[places[first]] > _ROUNDING:
             i = int(places[first])
             says = f"hardly depends on the sample: it deviates by {share[i]:.2%} of its rms"

@@ -103,7 +103,7 @@ class WeightDecay(Rule):
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         setup = history.setup
-        if setup is None or history.pushed != self.steps:
+        if history.pushed != self.steps:
             return
         decays = {
             weight.name: setup.groups[weight.group].weight_decay * weight.rms
@@ -131,8 +131,6 @@ class WeightDecay(Rule):
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
-        if history.setup is None:
-            return
         for i, group in enumerate(history.setup.groups):
             rate = values.get(f"{RATE}{i}")
             if rate is None or not group.weight_decay or group.algorithm == "Adam":
@@ -257,7 +255,7 @@ class UpdateSize(Rule):
     ) -> Iterator[Alert]:
         """What is to be said of a parameter group whose rate is far larger than that of others."""
         setup = history.setup
-        if setup is None or len(setup.groups) < 2:
+        if len(setup.groups) < 2:
             return
         weights = {weight.name: weight for weight in setup.weights}
         groups: dict[int | None, list[int]] = {}
@@ -322,10 +320,10 @@ class Rounding(Rule):
 def _better_rate(weight: str, ratio: float, history: History) -> str:
     """What helps where steps change weights by `ratio` of their rms."""
     setup = history.setup
-    group = next((w.group for w in setup.weights if w.name == weight), None) if setup else None
+    group = next((w.group for w in setup.weights if w.name == weight), None)
     if not any(past[-1] for past in rates_of(history)):
         return "raise the learning rate: it is 0"
-    if setup is None or group is None or not ratio > 0:
+    if group is None or not ratio > 0:
         return ""
     bound, epsilon = always_clipped(history), setup.groups[group].epsilon
     if ratio < _USUAL and bound:
@@ -346,7 +344,7 @@ def relative_updates(history: History, rms: Float64) -> dict[int, float]:
     the start. Weights of two dimensions or more, of optimizers whose steps are known; rms: of the
     gradients, [S]."""
     setup = history.setup
-    if setup is None or not setup.groups:
+    if not setup.groups:
         return {}
     weights = {w.name: w for w in setup.weights if w.rms and len(w.shape) > 1 and w.trained}
     found = {}

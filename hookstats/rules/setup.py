@@ -48,12 +48,15 @@ class Group(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What a training run begins with; `watching.setup` makes it, runs keep it in their headers."""
+    """What a training run begins with; `watching.setup` makes it, runs keep it in their headers.
 
-    modules: Mapping[str, str]
+    Where nothing is known, it is empty.
+    """
+
+    modules: Mapping[str, str] = MappingProxyType({})
     """The type of each module by its name, in the order of the model."""
-    weights: tuple[Weight, ...]
-    groups: tuple[Group, ...]
+    weights: tuple[Weight, ...] = ()
+    groups: tuple[Group, ...] = ()
     """() where no optimizer was given: then nothing is known of groups."""
     dropouts: Mapping[str, float] = MappingProxyType({})
     """The probability of each dropout by its name."""
@@ -68,11 +71,11 @@ class Setup(NamedTuple):
         }
 
     @classmethod
-    def from_header(cls, header: Mapping[str, Any]) -> Setup | None:
-        """The setup in the header of a run; None where it has none."""
+    def from_header(cls, header: Mapping[str, Any]) -> Setup:
+        """The setup in the header of a run; empty where it has none."""
         found = header.get("setup")
         if not isinstance(found, Mapping):
-            return None
+            return cls()
         rows = {name: Rows(*values) for name, values in found["rows"].items()}
         weights = (Weight(*values) for values in found["weights"])
         return cls(

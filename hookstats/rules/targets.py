@@ -44,7 +44,7 @@ class Logits(Rule):
     patience: int = 2
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        if history.setup is None or history.last_output is None:
+        if history.last_output is None:
             return
         info = record.sites[history.last_output]
         kind = history.setup.modules.get(info.name, "")

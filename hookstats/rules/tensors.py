@@ -73,9 +73,9 @@ class NonFinite(Rule):
     def _helps(self, record: StepRecord, history: History, site: int) -> str:
         """What helps, by what the first tensor is."""
         setup, kind = history.setup, history.plain_kinds[site]
-        half = () if setup is None else [w for w in setup.weights if w.dtype == "float16"]
-        groups = () if setup is None else {w.group for w in half if w.group is not None}
-        if setup is not None and any(0 < setup.groups[i].epsilon < _LEAST for i in groups):
+        half = [w for w in setup.weights if w.dtype == "float16"]
+        groups = {w.group for w in half if w.group is not None}
+        if any(0 < setup.groups[i].epsilon < _LEAST for i in groups):
             return "keep weights in fp32, or give the optimizer an eps of 1e-4: 1e-8 is 0 in fp16"
         if kind == "input" and record.sites[site].name == "":
             return "look at the data of this step: values that are missing, a deviation of zero"
