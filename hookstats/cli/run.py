@@ -103,12 +103,6 @@ def _show_error(
 
 
 def _recorder(options: argparse.Namespace) -> Recorder:
-    """What the options say.
-
-    Raises:
-        ImportError, KeyError, OSError, ValueError: as `load_config`; there is no such script;
-            `watch` would refuse an option.
-    """
     from hookstats.integrations.script import Recorder
     from hookstats.integrations.shared import check_values
     from hookstats.watching.config import load_config

@@ -228,15 +228,6 @@ class History:
         """bool [S]: which sites are gradients."""
         return self.sites.gradient
 
-    @property
-    def samples(self) -> float:
-        """How many samples the last output has classes of in this step; infinite where it has other
-        dimensions, too, such as tokens, or where there is none."""
-        site = self.last_output
-        if site is None or not self.classes or len(self.sites.sites[site].shape) != 2:
-            return math.inf
-        return float(self.columns("count")[site]) / self.classes
-
     def type_of(self, site: int) -> str:
         """The type of the module of a site; "" if unknown."""
         name = self.sites.sites[site].name

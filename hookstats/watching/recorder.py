@@ -599,11 +599,7 @@ class Recorder:
             atexit.unregister(self._at_exit)
 
     def _perform(self, rule: Rule, action: Callable[[], object]) -> Any:
-        """What a user's part of a rule, which may hang, returns on a thread for that rule.
-
-        Raises:
-            RuntimeError: it, or one before it, has not returned within `patience`.
-        """
+        """What a user's part of a rule, which may hang, returns on a thread for that rule."""
         worker = self._of_rules.setdefault(id(rule), Worker("hookstats-rule"))
         found: list[Any] = []
         errors: list[BaseException | None] = []

@@ -114,11 +114,7 @@ class Settings(NamedTuple):
 
 
 def _check_every(every: object) -> int | str:
-    """`every` as an int, or "auto".
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """`every` as an int, or "auto"."""
     if every == AUTO:
         return AUTO
     try:

@@ -85,10 +85,7 @@ def _weight(name: str, parameter: Tensor, group: int | None) -> Weight:
 
 
 def _read(values: Tensor) -> tuple[Tensor, bool]:
-    """The rms of each row, float64 [rows] on the CPU, and whether all values are equal.
-
-    values: detached.
-    """
+    """The rms of each row, float64 [rows] on the CPU, and whether all values are equal."""
     rows = values.reshape(len(values), -1) if values.dim() > 1 else values.reshape(1, -1)
     wide = torch.promote_types(values.dtype, torch.float32)
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) / rows.shape[1] ** 0.5

@@ -131,11 +131,7 @@ class Upload:
                 del sent[name]
 
     def _found(self) -> dict[str, Version | None]:
-        """What the URL has of this rank; what is replaced is deleted.
-
-        Raises:
-            FileExistsError: another machine began a run there at the same time.
-        """
+        """What the URL has of this rank; what is replaced is deleted."""
         there = files_at(self._system, self._root)
         if self._overwrite:
             for name in there:
@@ -144,7 +140,7 @@ class Upload:
                     self._delete(name)
             return {}
         own = {name: info for name, info in there.items() if owner(name) == self._rank}
-        if rank_json(self._rank) in own and not self._append:
+        if rank_json(self._rank) in own and not self._append:  # of a machine that began just now
             raise FileExistsError(f"{self.url} has another run")
         here = self._files()
         # Parts never change.
