@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -43,36 +44,17 @@ class Streams {
   // A kernel was launched on `stream`. Most are on the stream that steps are closed on, whose own
   // order is enough; an event follows each of the others.
   void launched(Stream stream) {
-    const Key key = key_of(stream);
-    cudaEvent_t event = nullptr;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (has_home_ && key == home_) {
-        home_was_used_ = true;
-        return;
-      }
-      event = event_of(entries_[key]);
-    }
-    record(event, stream);
+    if (stream == home_ && !is_per_thread(stream)) return;
+    record(event_of(stream), stream);
   }
 
   // A step is closed by a thread whose current stream is `stream`; an event there stands for all
-  // work of that stream.
+  // work of that stream. Where steps were closed on another one, an event follows what it has.
   void close(Stream stream) {
-    const Key key = key_of(stream);
-    cudaEvent_t event = nullptr;
-    Key before;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      before = home_;
-      const bool moves = !has_home_ || home_ != key;
-      if (moves && home_was_used_) event = event_of(entries_[home_]);
-      has_home_ = !is_per_thread(stream);
-      home_ = key;
-      home_was_used_ = false;
-    }
-    if (event == nullptr) return;
-    if (cudaEventRecord(event, static_cast<cudaStream_t>(before.first)) != cudaSuccess) {
+    const Stream before = home_.exchange(stream);
+    if (before == stream || is_per_thread(before)) return;
+    const cudaEvent_t event = event_of(before);
+    if (cudaEventRecord(event, static_cast<cudaStream_t>(before)) != cudaSuccess) {
       // The stream is gone, and its kernels may still run: only the device can be waited for.
       // Training, which closes steps, neither fails nor waits.
       cudaGetLastError();
@@ -107,7 +89,7 @@ class Streams {
   static constexpr size_t kLeastBytes = size_t{2} << 20;
 
   // The handle of per-thread default streams is the same in every thread, and means that of the
-  // thread that uses it. So such a stream is no home: another thread could put no event on it.
+  // thread that uses it. So another thread could put no event on such a stream.
   static bool is_per_thread(Stream stream) {
     return stream == static_cast<Stream>(cudaStreamPerThread);
   }
@@ -123,12 +105,14 @@ class Streams {
     cudaEvent_t event = nullptr;
   };
 
-  static cudaEvent_t event_of(Entry& entry) {
-    if (entry.event == nullptr) {
-      check(cudaEventCreateWithFlags(&entry.event, cudaEventDisableTiming),
-            "cudaEventCreateWithFlags");
+  cudaEvent_t event_of(Stream stream) {
+    const Key key = key_of(stream);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    cudaEvent_t& event = entries_[key].event;
+    if (event == nullptr) {
+      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     }
-    return entry.event;
+    return event;
   }
 
   static void record(cudaEvent_t event, Stream stream) {
@@ -153,8 +137,8 @@ class Streams {
 
   std::mutex mutex_;
   std::map<Key, Entry> entries_;
-  Key home_{};  // the stream of the last `close`
-  bool has_home_ = false, home_was_used_ = false;
+  // That of the last `close`; none where it is a per-thread one.
+  std::atomic<Stream> home_{static_cast<Stream>(cudaStreamPerThread)};
   // How many homes were destroyed with kernels that no event follows, and how many of these the
   // device was waited for.
   unsigned lost_homes_ = 0, waited_for_ = 0;

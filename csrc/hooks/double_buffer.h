@@ -105,8 +105,7 @@ struct DoubleBuffer {
   const Kernels* kernels(const at::Tensor& x) const {
     const c10::Device device = x.device();
     const Kernels* const found = kernels_[static_cast<size_t>(device.type())];
-    if (found == nullptr || found->is_capturing == nullptr) return found;
-    return found->is_capturing(device.index()) ? nullptr : found;
+    return found == nullptr || is_captured(*found, device.index()) ? nullptr : found;
   }
 
   std::atomic<bool> recording{false};

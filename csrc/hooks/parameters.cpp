@@ -147,7 +147,7 @@ void Parameters::accumulate(Batch& batch) {
   try {
     const py::gil_scoped_release released;
     batch.kernels->update(batch.params.data(), static_cast<int64_t>(batch.params.size()),
-                          batch.device.index());
+                          batch.device.index(), false);
   } catch (const c10::AcceleratorError&) {
     throw;  // the device is lost
   } catch (const std::exception& error) {

@@ -170,7 +170,8 @@ const UpdateParams& Site::prepare(const at::Tensor& x, const Mask* mask) {
 }
 
 void Site::accumulate(const UpdateParams& prepared) {
-  bound_->kernels->update(&prepared, 1, bound_->device.index());
+  // Not captured: else `takes` had refused.
+  bound_->kernels->update(&prepared, 1, bound_->device.index(), false);
   count_accumulated();
 }
 

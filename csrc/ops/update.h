@@ -52,6 +52,11 @@ Counting read_counting(const std::optional<torch::stable::Tensor>& bins,
 }
 
 template <class Backend>
+void launch(const UpdateParams* params, int64_t count, int32_t device) {
+  Backend::kernels.update(params, count, device, is_captured(Backend::kernels, device));
+}
+
+template <class Backend>
 void update(const torch::stable::Tensor& x, std::optional<int64_t> channel_dim,
             torch::stable::Tensor moments, torch::stable::Tensor tallies,
             std::optional<torch::stable::Tensor> counts, std::optional<torch::stable::Tensor> bins,
@@ -70,7 +75,7 @@ void update(const torch::stable::Tensor& x, std::optional<int64_t> channel_dim,
   const Counting counting = read_counting<Backend>(bins, channel_bins, sampling, place);
   const UpdateParams params =
       check(one, place, channel_dim, counting, -1, mask.has_value() ? &kept : nullptr);
-  Backend::kernels.update(&params, 1, place.index);
+  launch<Backend>(&params, 1, place.index);
 }
 
 template <class Backend>
@@ -93,7 +98,7 @@ void update_many(std::vector<torch::stable::Tensor> xs, std::optional<int64_t> c
   if (scale.has_value()) {
     for (UpdateParams& each : params) Backend::divide(each, *scale);
   }
-  Backend::kernels.update(params.data(), static_cast<int64_t>(params.size()), place.index);
+  launch<Backend>(params.data(), static_cast<int64_t>(params.size()), place.index);
 }
 
 }  // namespace hookstats

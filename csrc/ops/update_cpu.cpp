@@ -27,7 +27,7 @@ void parallel_for(int64_t tasks, void (*body)(int64_t, int64_t, void*), void* co
 
 // A single tensor is shared out among the threads; of many tensors, each is one thread's. All
 // tensors of a call have one word that says whether they are recorded.
-void update_params(const UpdateParams* params, int64_t count, int32_t) {
+void update_params(const UpdateParams* params, int64_t count, int32_t, bool) {
   if (params[0].recorded != nullptr && *params[0].recorded == 0) return;
   if (count == 1) {
     cpu::update(*params, parallel_for);

@@ -4,28 +4,33 @@
 // kernels get a pointer to the edges of linear bins.
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/DeviceType.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <array>
 #include <mutex>
 #include <optional>
+#include <vector>
 
+#include "cuda/streams.h"
 #include "cuda/update.h"
 #include "ops/arguments.h"
 #include "ops/kernels.h"
 #include "ops/update.h"
-#include "ops/workspace_cuda.h"
 
 namespace hookstats {
 
 namespace {
 
 using torch::stable::Tensor;
+
+constexpr int32_t kMostDevices = 128;  // torch has fewer
 
 cuda::Stream current_stream(int32_t device) {
   cuda::Stream stream = nullptr;
@@ -34,8 +39,8 @@ cuda::Stream current_stream(int32_t device) {
 }
 
 const cuda::Device& device_at(int32_t index) {
-  static std::array<std::once_flag, cuda::kMostDevices> read;
-  static std::array<cuda::Device, cuda::kMostDevices> devices;
+  static std::array<std::once_flag, kMostDevices> read;
+  static std::array<cuda::Device, kMostDevices> devices;
   const auto at = static_cast<size_t>(index);
   std::call_once(read[at], [at, index] { devices[at] = cuda::device(index); });
   return devices[at];
@@ -53,15 +58,76 @@ class OnDevice {
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
 };
 
-void launch(const UpdateParams* params, int64_t count, int32_t index) {
-  const OnDevice on(index);
-  const cuda::Stream stream = current_stream(index);
-  cuda::Leased leased(index, stream);
-  cuda::update_many(device_at(index), params, count, leased, stream);
-  leased.launched();
+// The streams of a device. Never destroyed: at exit the driver may be gone before this library.
+cuda::Streams& streams_of(int32_t device) {
+  static auto* const streams = new std::array<cuda::Streams, kMostDevices>;
+  STD_TORCH_CHECK(0 <= device && device < kMostDevices, "device is ", device,
+                  "; expected an index below ", kMostDevices);
+  return (*streams)[static_cast<size_t>(device)];
 }
 
-bool is_capturing(int32_t device) { return cuda::is_capturing(current_stream(device)); }
+// Workspaces of the stream.
+class OfStream final : public cuda::Lender {
+ public:
+  OfStream(cuda::Streams& streams, cuda::Stream stream) : streams_(streams), stream_(stream) {}
+  cuda::Workspace lend(size_t bytes) override { return streams_.workspace(stream_, bytes); }
+
+ private:
+  cuda::Streams& streams_;
+  const cuda::Stream stream_;
+};
+
+// Workspaces of a graph that is captured, one for each launch: it may be replayed on any stream.
+// From torch's allocator, which puts what the stream asks for into the graph's memory.
+class OfGraph final : public cuda::Lender {
+ public:
+  explicit OfGraph(cuda::Stream stream) : stream_(stream) {}
+  OfGraph(const OfGraph&) = delete;
+  OfGraph& operator=(const OfGraph&) = delete;
+  ~OfGraph() {
+    // Nothing is to be done where that fails.
+    for (void* const data : lent_) (void)aoti_torch_cuda_caching_allocator_raw_delete(data);
+  }
+
+  cuda::Workspace lend(size_t bytes) override {
+    cuda::Workspace workspace{nullptr, bytes};
+    TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &workspace.data));
+    lent_.push_back(workspace.data);
+    const cudaError_t error =
+        cudaMemsetAsync(workspace.data, 0, bytes, static_cast<cudaStream_t>(stream_));
+    STD_TORCH_CHECK(error == cudaSuccess, "hookstats could not clear a workspace of ", bytes,
+                    " bytes: ", cudaGetErrorString(error));
+    return workspace;
+  }
+
+ private:
+  const cuda::Stream stream_;
+  std::vector<void*> lent_;
+};
+
+void launch(const UpdateParams* params, int64_t count, int32_t index, bool captured) {
+  const OnDevice on(index);
+  const cuda::Stream stream = current_stream(index);
+  if (captured) {
+    OfGraph lender(stream);
+    return cuda::update_many(device_at(index), params, count, lender, stream);
+  }
+  cuda::Streams& streams = streams_of(index);
+  OfStream lender(streams, stream);
+  cuda::update_many(device_at(index), params, count, lender, stream);
+  streams.launched(stream);  // who closes a step has to know of it
+}
+
+bool is_capturing(int32_t device) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const auto stream = static_cast<cudaStream_t>(current_stream(device));
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
+    // Of the legacy stream, which must not even be asked while others are captured.
+    (void)cudaGetLastError();
+    return true;
+  }
+  return status != cudaStreamCaptureStatusNone;
+}
 
 struct CudaBackend {
   static Place place(const Tensor& x) {
@@ -99,13 +165,13 @@ int64_t cuda_entry(int64_t params_size) { return entry(CudaBackend::kernels, par
 void close_streams(int64_t device) {
   const auto index = static_cast<int32_t>(device);
   const OnDevice on(index);
-  cuda::streams_of(index).close(current_stream(index));
+  streams_of(index).close(current_stream(index));
 }
 
 void wait_for_streams(int64_t device) {
   const auto index = static_cast<int32_t>(device);
   const OnDevice on(index);
-  cuda::streams_of(index).wait(current_stream(index));
+  streams_of(index).wait(current_stream(index));
 }
 
 void ignore_captures() {
