@@ -95,13 +95,13 @@ class GraphState:
         return self.memory, self.memory
 
 
-_lasting: list[tuple[object, ...]] = []
+_lasting: dict[tuple[GraphSite, torch.device], State] = {}
 
 
 def outlast(state: GraphState, site: GraphSite) -> None:
     """Keep the memory of a state and a site's counters for good: nothing tells how long a graph
     that was captured by hand may be replayed."""
-    _lasting.append((state.memory, site))
+    _lasting[site, state.memory.moments.device] = state.memory
 
 
 @lru_cache(64)

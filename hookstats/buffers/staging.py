@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ _POLL_SECONDS = 2e-4  # short enough to go unnoticed, long enough to leave the c
 
 
 class Staging:
-    """A separate stream on one device other than the CPU, for one thread at a time.
+    """A separate stream on one device other than the CPU.
 
     The thread sleeps until the device is done. It does not block in a call of the device's library,
     which `torch.cuda.set_sync_debug_mode` would report, and does not disturb a graph that another
@@ -25,20 +26,23 @@ class Staging:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.Stream(device)
+        self._lock = threading.Lock()  # a torch.Stream knows the stream before for one thread alone
 
     @contextmanager
     def work(self, behind: torch.Event | None = None) -> Iterator[None]:
         """Submit the block's work on the stream, after the event `behind` and after what hooks
-        launched on other streams than the event's; done when this ends."""
+        launched on other streams than the event's; done when this ends. Waits while another thread
+        is in such a block."""
         ignore_captures()
-        with self._stream:
-            if behind is not None:
-                self._stream.wait_event(behind)
-            wait_for_streams(self._device)
-            yield
-            done = event(self._device)
-        while not done.query():
-            time.sleep(_POLL_SECONDS)
+        with self._lock:
+            with self._stream:
+                if behind is not None:
+                    self._stream.wait_event(behind)
+                wait_for_streams(self._device)
+                yield
+                done = event(self._device)
+            while not done.query():
+                time.sleep(_POLL_SECONDS)
 
     def copy(self, x: Tensor) -> Tensor:
         """A copy of `x` on the host, in torch's pinned memory; valid once `work` has ended."""

@@ -14,7 +14,7 @@ import torch
 from support.expected import assert_stats
 from torch import Tensor
 
-from hookstats.buffers import device
+from hookstats.buffers import device, staging
 from hookstats.buffers.closed import ClosedStep
 from hookstats.buffers.double_buffer import Accumulator, DoubleBuffer
 from hookstats.buffers.staging import Staging
@@ -131,3 +131,41 @@ def test_a_close_waits_until_the_step_before_is_drained(monkeypatch: pytest.Monk
     assert_stats(close(buffers).to_record(1, 0)["a", "output"], [x], 1)
     timer.join()
     assert buffers.stalls == 1
+
+
+def test_one_thread_at_a_time_is_on_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that drains a step, while another makes the states of a graph or discards a step."""
+
+    class Stream:
+        """As torch's: it keeps the stream before in itself, and refuses a second thread."""
+
+        def __init__(self, device: torch.device) -> None:
+            self.is_entered = False
+
+        def __enter__(self) -> None:
+            assert not self.is_entered
+            self.is_entered = True
+
+        def __exit__(self, *error: object) -> None:
+            self.is_entered = False
+
+    class Done:
+        def query(self) -> bool:
+            return True
+
+    monkeypatch.setattr(torch, "Stream", Stream)
+    monkeypatch.setattr(staging, "event", lambda device: Done())
+    shared = Staging(CPU)
+    ended: list[str] = []
+
+    def work() -> None:
+        with shared.work():
+            ended.append("other")
+
+    other = threading.Thread(target=work)
+    with shared.work():
+        other.start()
+        other.join(0.2)
+        ended.append("first")
+    other.join()
+    assert ended == ["first", "other"]

@@ -9,6 +9,7 @@ from support.replay import capturing, use_python_hooks
 from torch import nn
 from torch.optim import SGD
 
+from hookstats.buffers import graph_states
 from hookstats.records.record import StepRecord
 from hookstats.watching.watch import watch
 
@@ -18,6 +19,7 @@ KINDS = ("input", "output", "grad_output", "param_grad")
 @pytest.fixture(autouse=True)
 def hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     use_python_hooks(monkeypatch)
+    monkeypatch.setattr(graph_states, "_lasting", {})
 
 
 def network() -> nn.Module:
@@ -65,6 +67,7 @@ def test_replays_are_recorded_as_eager_steps_are(
         with capturing(monkeypatch) as graph:  # the block runs, as a first replay
             step(0) if whole else forward_and_backward(0)
         (buffer,) = w._buffers.devices.values()
+        assert len(graph_states._lasting) == len(buffer.graphs._states)
         where = [graph.state.moments.data_ptr() for graph in buffer.graphs._states.values()]
         for number in range(2, 7):
             if whole:
