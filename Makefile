@@ -187,7 +187,7 @@ bench-smoke: $(STAMPS)/dev | $(LOGS)  ## Run every benchmark on tiny tensors, fo
 bench-compare:  ## Compare the last run of make bench with the one before
 	$(BIN)/python -m pytest_benchmark compare $(RESULTS:.json=.before.json) $(RESULTS) --group-by=fullname --columns=min,median
 
-gpu-check:  ## On a machine with a GPU, whole or PHASE=build|test|sanitize|bench|profile: the CUDA kernels
+gpu-check:  ## On a machine with a GPU, whole or PHASE=build|test|sanitize|bench|training|profile
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) bench/cuda/check.py $(if $(PHASE),--phase $(PHASE)) \
 	  $(if $(CAPABILITY),--capability $(CAPABILITY))
 

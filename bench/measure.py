@@ -62,6 +62,8 @@ class Case:
     """Peers that were not measured, and why."""
     facts: dict[str, float] = field(default_factory=dict)
     """What else is known of it, by name and unit."""
+    own: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The same of each peer."""
 
     def value(self, peer: str) -> float:
         """The median, in the table's unit."""
@@ -96,7 +98,7 @@ class Case:
             found["part"] = table.parts[peer]
         if median(self.seconds[peer]) > 1.5 * min(self.seconds[peer]):
             found["disturbed"] = True
-        return found | self.facts
+        return found | self.facts | self.own.get(peer, {})
 
     def entry(self, peer: str) -> dict[str, Any]:
         """Its times as pytest-benchmark's JSON has them, for what runs without pytest-benchmark."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bench.cuda.cases import Scale
-from bench.cuda.sections import SECTIONS, Section, free
+from bench.cuda.sections import PARTS, Section, free
 from bench.machine import device_facts
 from bench.tables import Entry, lines, save
 
@@ -69,8 +69,9 @@ class Results:
         self.notes[name] += f", {count} cases"
 
 
-def arguments(given: Sequence[str] | None, sections: Sequence[str]) -> argparse.Namespace:
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
+    sections = [section.__name__ for part in PARTS.values() for section in part]
     parser = argparse.ArgumentParser(prog="python -m bench.cuda", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/gpu-check"))
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
@@ -80,6 +81,7 @@ def arguments(given: Sequence[str] | None, sections: Sequence[str]) -> argparse.
         help="tiny tensors, on any device: shows that it runs, and measures nothing",
     )
     parser.add_argument("--sections", nargs="+", choices=sections, default=sections)
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="begin no case after that many"
     )
@@ -89,9 +91,9 @@ def arguments(given: Sequence[str] | None, sections: Sequence[str]) -> argparse.
     return parser.parse_args(given)
 
 
-def main(given: Sequence[str] | None = None, sections: Sequence[Section] = SECTIONS) -> int:
+def main(given: Sequence[str] | None = None) -> int:
     """Measure, print and write."""
-    options = arguments(given, [section.__name__ for section in sections])
+    options = arguments(given)
     device: torch.device = options.device
     if device.type != "cuda" and not options.smoke:
         raise SystemExit(f"--device {device}: expected cuda, or --smoke, which measures nothing")
@@ -101,10 +103,10 @@ def main(given: Sequence[str] | None = None, sections: Sequence[Section] = SECTI
     results = Results(path, device_facts(device), resume=options.resume)
     if options.smoke:
         results.notes["smoke"] = SMOKE
-        scale = Scale(device, 1 << 18, 2, 2, False, 20, 1 << 16, 128, 64, 10)
+        scale = Scale(device, 1 << 18, 2, 2, False, 20, 1 << 16, small=True)
     if device.type == "cuda":
         torch.cuda._sleep(1_000_000_000)  # half a second, in which the clocks rise
-    for section in sections:
+    for section in (each for part in options.part for each in PARTS[part]):
         name = section.__name__
         if name in options.sections and not results.notes.get(name, "").startswith("measured"):
             results.measure(section, scale, end)

@@ -47,14 +47,10 @@ class Scale:
     """Or else the few that also other things are measured of."""
     gradients: int = 2000
     greatest_gradient: int = 64 << 20  # bytes
-    width: int = 4096
-    tokens: int = 16384
-    steps: int = 10
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of what is trained."""
-        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+    small: bool = False
+    """Whether what is trained is tiny."""
+    steps: int = 5
+    """Of a training that are timed at once."""
 
 
 def layouts(elements: int) -> list[Layout]:

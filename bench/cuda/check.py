@@ -1,6 +1,6 @@
 """`make gpu-check`: builds for the GPU that is here, tests, looks for bad accesses, and measures.
 
-Five phases, in turn or, by `make gpu-check PHASE=test`, one at a time; each takes less than eight
+Six phases, in turn or, by `make gpu-check PHASE=test`, one at a time; each takes less than eight
 minutes and is of use alone. Where the libraries fit what is here, they need not be built: those
 of another machine, without a GPU perhaps, may be brought along. Needs a Python with torch, NumPy,
 pytest and hypothesis, and nvcc for the build; nothing is installed or downloaded. What cannot be
@@ -130,13 +130,21 @@ class Check:
         return verdict(tool, code, said)
 
     def bench(self) -> dict[str, Outcome]:
-        """The benchmark, which writes the result; what an earlier call measured stays."""
+        """The benchmark of the kernels."""
+        return self._bench("bench", "kernels")
+
+    def training(self) -> dict[str, Outcome]:
+        """What a watch, and others, take of trainings."""
+        return self._bench("training", "trainings")
+
+    def _bench(self, name: str, part: str) -> dict[str, Outcome]:
+        """Write the results of a part; what an earlier call measured stays."""
         command = [sys.executable, "-u", "-m", "bench.cuda", "--out", str(self.out), "--resume"]
-        command += ["--seconds", f"{self.left - 60:.0f}"]
-        code, said = self.run("bench", command, self.left)
+        command += ["--seconds", f"{self.left - 60:.0f}", "--part", part]
+        code, said = self.run(name, command, self.left)
         if code is None:  # what was measured by then is written
-            return {"bench": Outcome(None, "time ran out: another call goes on from here")}
-        return {"bench": Outcome(code == 0, last_line(said))}
+            return {name: Outcome(None, "time ran out: another call goes on from here")}
+        return {name: Outcome(code == 0, last_line(said))}
 
     def profile(self) -> dict[str, Outcome]:
         """Nsight Compute's counters of the kernels of the main cases, as CSV."""
@@ -161,6 +169,7 @@ PHASES: dict[str, Callable[[Check], dict[str, Outcome]]] = {
     "test": Check.test,
     "sanitize": Check.sanitize,
     "bench": Check.bench,
+    "training": Check.training,
     "profile": Check.profile,
 }
 

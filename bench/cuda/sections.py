@@ -14,7 +14,7 @@ import hookstats as hs
 from bench.cuda import peers, tables
 from bench.cuda.cases import WHATS, Layout, Scale, layouts, values
 from bench.cuda.timing import Calls, clock, inputs_for
-from bench.cuda.transformer import makers as transformer_peers
+from bench.cuda.trainings import PEERS, Training, jobs, makers
 from bench.measure import Case, Table, measure
 from bench.states import BINS, State, What
 from bench.turns import Peer, Rounds
@@ -219,15 +219,51 @@ def host(scale: Scale) -> Iterator[Case]:
         yield _on_host(tables.HOST, "64 x 64 fp32", calls, makers)
 
 
-def transformer(scale: Scale) -> Iterator[Case]:
-    """Training steps of two blocks, each Linear's output and its gradient observed."""
-    name, makers = transformer_peers(scale)
-    yield _on_host(tables.TRANSFORMER, name, scale.steps, makers, rounds=5)
+def _training(scale: Scale, name: str) -> Iterator[Case]:
+    """The steps of a training, and whatever looks into it."""
+    job = jobs(scale)[name]
+    rounds = Rounds(0.0, 2, 2) if scale.small else Rounds(0.0, 20, 20)
+    special = {name: Rounds(0.0, 2, 2) for name, peer in PEERS.items() if peer.slow}
+    measured = measure(tables.TRAINING, name, 1, makers(job, scale), rounds, special)
+    case = measured.case
+    for peer, training in measured.peers.items():
+        assert isinstance(training, Training)
+        case.own[peer] = training.facts()
+        training.detach()
+    yield case
+
+
+def gpt(scale: Scale) -> Iterator[Case]:
+    """A language model, bf16 autocast."""
+    yield from _training(scale, "GPT 124M")
+
+
+def resnet(scale: Scale) -> Iterator[Case]:
+    """Convolutions, channels last."""
+    yield from _training(scale, "ResNet-50")
+
+
+def mlp(scale: Scale) -> Iterator[Case]:
+    """Many small layers, which the host cannot ask for in time."""
+    yield from _training(scale, "100-layer MLP")
+
+
+def vit(scale: Scale) -> Iterator[Case]:
+    """A vision transformer."""
+    yield from _training(scale, "ViT-B/16")
+
+
+def compiled(scale: Scale) -> Iterator[Case]:
+    """The language model, compiled."""
+    yield from _training(scale, "GPT 124M, compiled")
 
 
 Section = Callable[[Scale], Iterator[Case]]
-SECTIONS: tuple[Section, ...] = (reading, gradients, host, transformer, sizes, skewed, beside)
-"""What is asked of us first, in case that time runs out."""
+PARTS: dict[str, tuple[Section, ...]] = {
+    "kernels": (reading, gradients, host, sizes, skewed, beside),
+    "trainings": (gpt, resnet, mlp, vit, compiled),
+}
+"""The sections, those that we are asked for first before others, in case that time runs out."""
 
 
 def free(device: torch.device) -> None:

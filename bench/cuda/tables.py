@@ -43,9 +43,14 @@ HOST = Table(
     floor="not watched",
     parts={LAUNCH: "one launch", "update_": "one call of the operator"},
 )
-TRANSFORMER = Table(
-    "transformer: training steps of two blocks, the outputs of every Linear and their gradients",
+TRAINING = Table(
+    "training",
     "ms/step",
     1e3,
     floor="not watched",
+    parts={
+        "wandb, log_freq=1000": "64 bins of each parameter's gradient, seldom",
+        "wandb, log_freq=1": "64 bins of each parameter's gradient",
+        "torchinstruments": "statistics and 64 bins of every output and its gradient, per tensor",
+    },
 )

@@ -62,7 +62,7 @@ def test_a_smoke_run_writes_what_it_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "out" / "gpu-check.json"
-    only = ["--sections", "reading", "gradients", "host", "transformer"]
+    only = ["--sections", "reading", "gradients", "host", "mlp"]
     assert main(["--smoke", "--device", "cpu", "--out", str(path.parent), *only]) == 0
     found = json.loads(path.read_text())
     assert {each["section"] for each in found["benchmarks"]} == set(only[1:])
@@ -76,16 +76,16 @@ def test_a_smoke_run_writes_what_it_measured(
 @pytest.mark.parametrize(
     ("code", "said", "well"),
     [
-        (0, "24 accumulates agree with the CPU\n========= ERROR SUMMARY: 0 errors\n", True),
+        (0, "24 updates agree with the CPU\n========= ERROR SUMMARY: 0 errors\n", True),
         (9, "========= Invalid read\n========= ERROR SUMMARY: 3 errors\n", False),
         (
             0,
-            "4 accumulates agree with the CPU\nRACECHECK SUMMARY: 0 hazards displayed (0 errors)",
+            "4 updates agree with the CPU\nRACECHECK SUMMARY: 0 hazards displayed (0 errors)",
             True,
         ),
         (
             0,
-            "4 accumulates agree with the CPU\nRACECHECK SUMMARY: 2 hazards displayed (2 errors)",
+            "4 updates agree with the CPU\nRACECHECK SUMMARY: 2 hazards displayed (2 errors)",
             False,
         ),
         (1, "Error: Device not supported\n========= ERROR SUMMARY: 0 errors\n", None),
