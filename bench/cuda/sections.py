@@ -189,11 +189,13 @@ def _hook(scale: Scale, name: str, xs: list[Tensor], many: peers.UpdateMany) -> 
 
 
 def host(scale: Scale) -> Iterator[Case]:
-    """What the host does for one observation, beside a bare launch."""
-    device, calls = scale.device, 200
+    """What the host does for one observation, beside a bare launch: of one of many modules, as the
+    hooks of the model itself take longer."""
+    device, modules, forwards = scale.device, 50, 4
+    calls = modules * forwards
     x = torch.randn(64, 64, device=device)
     made = State(64, What(), device)
-    bare, watched = nn.Sequential(nn.Identity()), nn.Sequential(nn.Identity())
+    bare, watched = (nn.Sequential(*(nn.Identity() for _ in range(modules))) for _ in range(2))
 
     def launch() -> Calls:
         peers.need_gpu(device)
@@ -209,8 +211,8 @@ def host(scale: Scale) -> Iterator[Case]:
             assert int(w.latest["0", "output"].count.sum()) == x.numel() * times, "observations"
 
         makers = {
-            "not watched": lambda: Calls(lambda: bare(x), calls, device),
-            "watch": lambda: Calls(lambda: watched(x), calls, device, observed),
+            "not watched": lambda: Calls(lambda: bare(x), forwards, device),
+            "watch": lambda: Calls(lambda: watched(x), forwards, device, observed),
             tables.LAUNCH: launch,
             "update_": lambda: Calls(
                 lambda: ops.update_(x, 1, *made.arguments), calls, device, accumulated

@@ -168,6 +168,24 @@ inline void check_case(Case c, const TestBins& tensor, const TestBins& channel,
   }
 }
 
+// A sample has the blocks that it has on the CPU, and the rest is as without one.
+inline void check_sample(const Case& c, const TestBins& tensor, const TestBins& channel,
+                         const cuda::Device& device, const int64_t (&sampling)[kSamplingColumns]) {
+  const auto with = [&](uint64_t seed, const int64_t* given) {
+    return accumulated(c, tensor, channel, device, seed, 1, nullptr, given);
+  };
+  const State got = with(1, sampling), whole = with(1, nullptr);
+  CHECK(got == with(2, sampling), "%s: order", c.name.c_str());
+  CHECK(got.moments == whole.moments || std::memcmp(got.moments.data(), whole.moments.data(),
+                                                    got.moments.size() * sizeof(double)) == 0,
+        "%s: moments", c.name.c_str());
+  CHECK(got.tallies == whole.tallies, "%s: tallies", c.name.c_str());
+  State on_cpu(channels_of(c), tensor.host, channel.host);
+  cpu::update(sampled_params(c, on_cpu, tensor.host, channel.host, sampling), serial);
+  CHECK(got.tensor_counts == on_cpu.tensor_counts, "%s: sample of the tensor", c.name.c_str());
+  CHECK(got.channel_counts == on_cpu.channel_counts, "%s: of the channels", c.name.c_str());
+}
+
 inline Case make_case(const Shape& shape, DType dtype, Data data, double mean, double std,
                       float scale, int64_t front, uint64_t seed) {
   Case c{shape.name, dtype, shape.sizes, shape.strides, shape.channel_dim, scale, {}};

@@ -124,24 +124,15 @@ void test_plans() {
   }
 }
 
-// Samples of maps have the blocks that they have on the CPU; what is summed is as without one.
+// Samples of maps, too.
 void test_samples() {
   uint64_t seed = 0;
   for (const DType dtype : kVectorTypes) {
     for (const int64_t size : {9, 49, 196}) {
       const Shape shape = maps(66, 12, size);
       const Case c = make_case(shape, dtype, Data::kNonFinite, 0.5, 1.0, 1.0f, 4, ++seed);
-      const TestBins &tensor = tensor_bins()[2], &channel = channel_bins()[0];
-      const int64_t sampling[kSamplingColumns] = {static_cast<int64_t>(seed) * 1000003, 3, 2};
-      const State got = accumulated(c, tensor, channel, kDevices[0], 1, 1, nullptr, sampling);
-      const State whole = accumulated(c, tensor, channel, kDevices[0], 2);
-      State on_cpu(channels_of(c), tensor.host, channel.host);
-      cpu::update(sampled_params(c, on_cpu, tensor.host, channel.host, sampling), serial);
-      CHECK(
-          got.tensor_counts == on_cpu.tensor_counts && got.channel_counts == on_cpu.channel_counts,
-          "%s: the sample", c.name.c_str());
-      CHECK(got.tallies == whole.tallies && got.moments == whole.moments, "%s: the rest",
-            c.name.c_str());
+      check_sample(c, tensor_bins()[2], channel_bins()[0], kDevices[0],
+                   {static_cast<int64_t>(seed) * 1000003, 3, 2});
     }
   }
 }

@@ -87,13 +87,7 @@ void test_few_columns() {
           const bool has_room = device.shared_bytes >= 100 * 1024;  // for all tables of a row
           CHECK(item.joined == (joins ? together : 1) || (item.joined == 1 && !has_room),
                 "%s: %d rows are joined", c.name.c_str(), item.joined);
-          const int64_t sampling[kSamplingColumns] = {n, 1 + n % 5, 1 + n % 3};
-          State on_cpu(channels_of(c), tensor.host, channel.host);
-          cpu::update(sampled_params(c, on_cpu, tensor.host, channel.host, sampling), serial);
-          const State sampled = accumulated(c, tensor, channel, device, seed, 1, nullptr, sampling);
-          CHECK(sampled.tensor_counts == on_cpu.tensor_counts &&
-                    sampled.channel_counts == on_cpu.channel_counts,
-                "%s: samples", c.name.c_str());
+          check_sample(c, tensor, channel, device, {n, 1 + n % 5, 1 + n % 3});
         }
       }
     }
