@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,12 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.inert import Hook
-from hookstats.hooks.leaves import leaves
+from hookstats.hooks.leaves import Leaf, leaves
 from hookstats.hooks.readable import classify, detour, own_dispatch
 from hookstats.hooks.sharding import Sharding
 from hookstats.hooks.widths import Sites
 from hookstats.records.keys import CHOICES
+from hookstats.stats.messages import error_text, notify
 
 MOST = 4096
 """Among how many a choice is one; token ids are among more."""
@@ -48,28 +49,58 @@ class Choices:
                 yield module, module.register_forward_hook(_ChoiceHook(sites, many))
 
 
-class _ChoiceHook(Hook):
-    """Forward hook of a module that may choose among so many."""
+class OutputHook(Hook):
+    """Forward hook that looks at what a module returns in recorded calls of the training, until a
+    call has nothing to look at, or it fails."""
 
-    __slots__ = ("_chooses", "_many", "_sites")
+    __slots__ = ("_buffers", "_is_done", "_what")
 
-    def __init__(self, sites: Sites, many: int) -> None:
-        self._sites = sites
-        self._many = many
-        self._chooses = True  # until a call that was looked at chose nothing
+    def __init__(self, buffers: DoubleBuffer, what: str) -> None:
+        """what: is looked at, for a warning."""
+        self._buffers = buffers
+        self._what = what
+        self._is_done = False
 
     def __call__(self, module: nn.Module, args: object, output: object) -> None:
-        if is_dynamo_compiling() or not self._chooses:
+        buffers = self._buffers
+        if is_dynamo_compiling() or self._is_done:
             return
-        buffers = self._sites.buffers
         if buffers.phase or not buffers.is_observing() or detour() is not None:
             return
         with buffers.lock, buffers.guard, own_dispatch(), torch.no_grad():
-            self._chooses = False
-            for path, tensor in leaves(output):
-                if tensor.dtype in (torch.int32, torch.int64) and tensor.numel():
-                    self._chooses = True
-                    self._observe(path, tensor)
+            try:
+                self._is_done = not self.look(list(leaves(output)))
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:  # such as that of a container of the user
+                self._is_done = True
+                notify({}, self._what, error_text(error))
+
+    def look(self, found: Sequence[Leaf]) -> bool:
+        """Look at the tensors of a call; whether to look at later calls."""
+        raise NotImplementedError
+
+
+def is_number_of(tensor: Tensor) -> bool:
+    """Whether a tensor may have the numbers of what was chosen."""
+    return tensor.dtype in (torch.int32, torch.int64) and tensor.numel() > 0
+
+
+class _ChoiceHook(OutputHook):
+    """Of a module that may choose among so many."""
+
+    __slots__ = ("_many", "_sites")
+
+    def __init__(self, sites: Sites, many: int) -> None:
+        super().__init__(sites.buffers, f"recording what {sites.name!r} chooses")
+        self._sites = sites
+        self._many = many
+
+    def look(self, found: Sequence[Leaf]) -> bool:
+        chosen = [leaf for leaf in found if is_number_of(leaf[1])]
+        for path, tensor in chosen:
+            self._observe(path, tensor)
+        return bool(chosen)
 
     def _observe(self, path: str, tensor: Tensor) -> None:
         site = self._sites[path].first

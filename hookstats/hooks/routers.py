@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.buffers.double_buffer import DoubleBuffer
-from hookstats.hooks.choices import choices_of, lists_of
-from hookstats.hooks.inert import Hook
-from hookstats.hooks.leaves import leaves
-from hookstats.hooks.readable import classify, detour, own_dispatch
-from hookstats.stats.messages import error_text, notify
+from hookstats.hooks.choices import OutputHook, choices_of, is_number_of, lists_of
+from hookstats.hooks.leaves import Leaf
+from hookstats.hooks.readable import classify
 
 ELEMENTS = 1 << 16
 """The most elements of a router's output that are read, of tokens at even distances."""
@@ -33,7 +30,6 @@ class Routers:
         """log: takes the name of a router, and what `entropy_of` makes a number of."""
         self.buffers = buffers
         self.log = log
-        self.failures: dict[str, str] = {}
 
     def attach(
         self, modules: Mapping[str, nn.Module], ran: Callable[[str], bool]
@@ -55,8 +51,8 @@ class Routers:
                     yield module, module.register_forward_hook(hook)
 
 
-class _RouterHook(Hook):
-    """Forward hook of a module that may be a router of so many experts."""
+class _RouterHook(OutputHook):
+    """Of a module that may be a router of so many experts."""
 
     __slots__ = ("_experts", "_is_router", "_many", "_name", "_ran", "_routers")
 
@@ -69,6 +65,7 @@ class _RouterHook(Hook):
         ran: Callable[[str], bool],
     ) -> None:
         """experts: the lists beside it; without one, it is known by its choices."""
+        super().__init__(routers.buffers, f"the router {name!r}")
         self._routers = routers
         self._name = name
         self._many = many
@@ -76,30 +73,17 @@ class _RouterHook(Hook):
         self._ran = ran
         self._is_router: bool | None = None  # until a call was looked at
 
-    def __call__(self, module: nn.Module, args: object, output: object) -> None:
-        buffers = self._routers.buffers
-        if is_dynamo_compiling() or self._is_router is False:
-            return
-        if buffers.phase or not buffers.is_observing() or detour() is not None:
-            return
-        try:
-            with buffers.lock, buffers.guard, own_dispatch(), torch.no_grad():
-                self._look([tensor for _, tensor in leaves(output)])
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            self._is_router = False
-            notify(self._routers.failures, f"the router {self._name!r}", error_text(error))
-
-    def _look(self, tensors: list[Tensor]) -> None:
+    def look(self, found: Sequence[Leaf]) -> bool:
+        tensors = [tensor for _, tensor in found]
         if self._is_router is None:
-            chooses = any(tensor.dtype in (torch.int32, torch.int64) for tensor in tensors)
+            chooses = any(map(is_number_of, tensors))
             self._is_router = not any(map(self._ran, self._experts)) if self._experts else chooses
         given = (x for x in tensors if x.is_floating_point() and x.shape[-1:] == (self._many,))
-        found = next(given, None)
-        own = None if found is None else classify(found)
+        scores = next(given, None)
+        own = None if scores is None else classify(scores)
         if self._is_router and isinstance(own, Tensor) and own.numel():
             self._routers.log(self._name, entropies(own))
+        return self._is_router
 
 
 def entropies(given: Tensor) -> Tensor:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from support.modules import Lambda
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -28,6 +30,24 @@ class Quantiser(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         chosen = torch.cdist(x, self.book).argmin(1)  # type: ignore[arg-type]
         return self.scale(x) + self.book[chosen], chosen.to(self.dtype)  # type: ignore[index]
+
+
+class Broken(dict[str, Tensor]):
+    def items(self) -> Any:
+        raise RuntimeError("no items")
+
+
+def test_outputs_that_fail_to_be_walked_end_no_training() -> None:
+    model = nn.Sequential(Quantiser(), Lambda(lambda found: found["x"]))
+    quantise = model[0].forward
+    model[0].forward = lambda x: Broken(x=quantise(x)[0])
+    with watch(model, rules=()) as w:
+        with pytest.warns(RuntimeWarning, match="no items") as caught:
+            model(torch.randn(5, 4))
+        assert sum("chooses failed" in str(one.message) for one in caught) == 1
+        model(torch.randn(5, 4)).sum().backward()
+        w.step()
+        assert ("1", "output") in w.latest
 
 
 class Switch(nn.Module):
