@@ -15,12 +15,13 @@ from torch.utils.hooks import RemovableHandle
 from hookstats._torch import is_dtensor
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.inert import Calling
-from hookstats.hooks.readable import own_dispatch
+from hookstats.hooks.readable import reporting
 from hookstats.hooks.step_sample import ELEMENTS, chosen, part_of
-from hookstats.stats.messages import error_text, notify
 
 NOISE_SCALE = "noise_scale"
 """The kind that asks for it, and the name of the number."""
+
+_WHAT = "reading gradients of micro-batches"
 
 DECAY = 0.9
 """By how much a step counts less than the next one in the averages."""
@@ -84,23 +85,18 @@ class NoiseScale:
         """Take in the gradient that a backward brings to a parameter."""
         if not self._buffers.recording or self._failures or self._buffers.is_captured():
             return
-        try:
-            with torch.no_grad(), own_dispatch():
-                part = part_of(gradient, place[1], many)
-                if part is None or gradient.shape != shape:
-                    return
-                values = part.double()
-                weight = gradient.numel() / len(values)
-                squares = torch.dot(values, values) * weight
-                before = self._sums.get(place)
-                if before is not None:
-                    values, squares = before.total + values, before.squares + squares
-                n = 1 if before is None else before.backwards + 1
-                self._sums[place] = _Sums(n, values, squares, weight)
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            notify(self._failures, "reading gradients of micro-batches", error_text(error))
+        with reporting(self._failures, _WHAT):
+            part = part_of(gradient, place[1], many)
+            if part is None or gradient.shape != shape:
+                return
+            values = part.double()
+            weight = gradient.numel() / len(values)
+            squares = torch.dot(values, values) * weight
+            before = self._sums.get(place)
+            if before is not None:
+                values, squares = before.total + values, before.squares + squares
+            n = 1 if before is None else before.backwards + 1
+            self._sums[place] = _Sums(n, values, squares, weight)
 
     def _step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Log what the micro-batches of the step say, and begin the next one; a closure computes
@@ -114,9 +110,9 @@ class NoiseScale:
         groups: dict[int, list[_Sums]] = {}
         for (group, _), one in sums.items():
             groups.setdefault(group, []).append(one)
-        with torch.no_grad(), own_dispatch():
+        with reporting(self._failures, _WHAT):
             found = {(NOISE_SCALE, g): self._scale(g, each) for g, each in groups.items()}
-        self._log(optimizer, {key: scale for key, scale in found.items() if scale is not None})
+            self._log(optimizer, {key: scale for key, scale in found.items() if scale is not None})
 
     def _scale(self, group: int, sums: list[_Sums]) -> Tensor | None:
         """The noise scale of a group; None with one micro-batch."""

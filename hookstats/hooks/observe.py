@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from hookstats._torch import mark_constant
 from hookstats.hooks.channels import ChannelDim, check_channel_dim
 from hookstats.hooks.dynamo import reset_compiled
-from hookstats.hooks.readable import detour, own_dispatch
-from hookstats.stats.messages import error_text, notify, say
+from hookstats.hooks.readable import detour, reporting
+from hookstats.stats.messages import say
 
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 _Value = TypeVar("_Value")
@@ -117,15 +117,11 @@ def _compute(name: str, quantity: Callable[[], object], channel_dim: ChannelDim)
         return
     if not any(listener.is_observing() for listener in _watches.values()):
         return
-    try:
-        with torch.no_grad(), own_dispatch():
-            value = quantity()
-    except torch.AcceleratorError:
-        raise
-    except Exception as error:
-        notify(point.failures, f"computing {name!r}", f"{error_text(error)}; it is left out")
-        return
-    point(value)
+    value: object = None
+    with reporting(point.failures, f"computing {name!r}", "; it is left out"):
+        value = quantity()
+    if not point.failures:
+        point(value)
 
 
 def _leave_out(name: str) -> None:

@@ -6,8 +6,8 @@ watch different sites.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from hookstats._torch import (
 from hookstats.buffers.lock import IS_NEEDED, Whole
 from hookstats.kernels.backends import backend_of
 from hookstats.records import reasons
+from hookstats.stats.messages import error_text, notify
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -131,6 +132,19 @@ def own_dispatch() -> AbstractContextManager[object]:
     context.enter_context(DisableTorchFunction())
     context.enter_context(DisableTorchDispatch())
     return context
+
+
+@contextmanager
+def reporting(failures: dict[str, str], what: str, outcome: str = "") -> Iterator[None]:
+    """Context of what hooks compute beside the statistics of tensors, without gradients: an error,
+    but that of a lost device, ends the block, and is told the first time."""
+    try:
+        with torch.no_grad(), own_dispatch():
+            yield
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:
+        notify(failures, what, error_text(error) + outcome)
 
 
 def short(dtype_or_layout: object) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +13,12 @@ from torch.optim import Optimizer
 
 from hookstats._torch import foreach_norm, is_dtensor, is_freed, is_plain, local_shard
 from hookstats.buffers.double_buffer import DoubleBuffer
-from hookstats.hooks.readable import own_dispatch
-from hookstats.stats.messages import error_text, notify
+from hookstats.hooks.readable import reporting
 
 ELEMENTS = 1 << 16
 """The most elements in the samples of all optimizers of a watch, but for one of each parameter."""
+
+_WHAT = "sampling an optimizer's steps"
 
 PARAMETERS = 32
 """The most parameters of a group that are sampled: their median is that of all, nearly."""
@@ -76,7 +76,7 @@ class StepSample:
         if self._buffers.is_captured():  # replays log nothing
             return
 
-        with self._attempt():
+        with self._buffers.lock, reporting(self._failures, _WHAT):
             self._gradients = self._samples(optimizer, of_gradients=True)
             if is_recorded:
                 self._weights = self._samples(optimizer, of_gradients=False)
@@ -86,9 +86,9 @@ class StepSample:
 
     def after(self, optimizer: Optimizer) -> None:
         """Hand on what the step did, if `before` read its weights."""
-        if not self._weights:
+        if not self._weights or self._failures:
             return
-        with self._attempt():
+        with self._buffers.lock, reporting(self._failures, _WHAT):
             found = self._cosines
             now = self._samples(optimizer, of_gradients=False)
             for i, (was, is_now) in enumerate(zip(self._weights, now, strict=True)):
@@ -105,17 +105,6 @@ class StepSample:
         parameters = sum(min(len(group), PARAMETERS) for group in groups) * len(self._optimizers)
         many = max(1, ELEMENTS // max(1, parameters))
         return [_sample(group, many, of_gradients) for group in groups]
-
-    @contextmanager
-    def _attempt(self) -> Iterator[None]:
-        try:
-            with self._buffers.lock, torch.no_grad(), own_dispatch():
-                yield
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            self._weights, self._gradients = [], []
-            notify(self._failures, "sampling an optimizer's steps", error_text(error))
 
 
 def update_ratio(norms: Tensor) -> float:

@@ -122,7 +122,7 @@ class Targets(Rule):
 class Accumulation(Rule):
     """Gradients of the step before are still there: they were not zeroed.
 
-    The gradient of a bias is the sum of the gradients of its layer's outputs (see `sums.Sums`),
+    The gradient of a bias is the sum of the gradients of its layer's outputs (see `history.Sums`),
     times a factor where gradients are clipped or unscaled. There is an alert if that explains less
     than 1 - `share` of the squares over all biases, and together with the gradients of the step
     before all but `rest` of them, where both have one weight, to `apart` of it. The alert is about

@@ -16,7 +16,7 @@ from hookstats._torch import is_freed, mark_constant
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.inert import Calling, marked
 from hookstats.hooks.leaves import argument_leaves
-from hookstats.hooks.readable import detour, own_dispatch, unreadable
+from hookstats.hooks.readable import detour, reporting, unreadable
 from hookstats.records.alerts import Alert, Incident
 from hookstats.runs.batches import batch_bytes
 from hookstats.stats.messages import error_text, notify, say
@@ -26,6 +26,8 @@ STEPS = 256
 
 _PLAIN = (bool, int, float, str)
 """What is kept as it is; of these alone no subclass is met as a file is read."""
+
+_WHAT = "keeping the batches of incidents"
 
 _Call = dict[str, Any]
 
@@ -59,13 +61,8 @@ class KeptBatches:
         """Copy what a call of a model, by its name, gets in the open step, if that is recorded."""
         if not self._buffers.is_observing() or detour() is not None:
             return
-        try:
-            with torch.no_grad(), own_dispatch():
-                self._copy(step, model, args, kwargs)
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            self._fail(error_text(error))
+        with reporting(self._failures, _WHAT):
+            self._copy(step, model, args, kwargs)
 
     def _copy(
         self, step: int, model: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -108,7 +105,7 @@ class KeptBatches:
             self._fail(error_text(error))
 
     def _fail(self, why: str) -> None:
-        notify(self._failures, "keeping the batches of incidents", why)
+        notify(self._failures, _WHAT, why)
 
 
 def attach(model: nn.Module | None, observe: Callable[..., object]) -> list[RemovableHandle]:
