@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def join(extension: Extension, root: Path, folder: Path, torch: str) -> None:
     """Has `extension` compile one file of `folder` that includes its files.
 
-    It names the version of torch, for which it is compiled again: compilers do not tell which system
-    headers they read, and torch's are system headers here.
+    It names the version of torch, for which it is compiled again: compilers do not tell which
+    system headers they read, and torch's are system headers here.
 
     Sources are relative to `root`, which `folder` lies in, and below the first of the include
     directories. A file whose text would stay is not written again: what was compiled of it may

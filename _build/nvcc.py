@@ -127,8 +127,8 @@ def capabilities_here() -> list[str]:
 def warning_for(nvcc: Nvcc, torch_cuda: str | None) -> str | None:
     """What to tell where nvcc's CUDA is newer than torch's by a major version; None elsewhere.
 
-    The kernels bring nvcc's CUDA runtime, and a driver serves every runtime of its own major version
-    and of older ones.
+    The kernels bring nvcc's CUDA runtime, and a driver serves every runtime of its own major
+    version and of older ones.
     """
     if torch_cuda is None or int(nvcc.version.split(".")[0]) <= int(torch_cuda.split(".")[0]):
         return None
@@ -152,7 +152,9 @@ def compile_objects(
     made_for = targets(nvcc)
     gencode = [flag for target in made_for for flag in target.flags()]
     jobs = int(os.environ.get("MAX_JOBS", 0)) or os.cpu_count() or 1
-    common = [nvcc.command, f"-I{include}", *flags, *gencode, f"--threads={min(jobs, 4)}", "-c"]
+    # Each nvcc compiles for its targets side by side, too.
+    threads = min(jobs, len(made_for))
+    common = [nvcc.command, f"-I{include}", *flags, *gencode, f"--threads={threads}", "-c"]
     build.mkdir(parents=True, exist_ok=True)
 
     failed = Event()
@@ -178,6 +180,5 @@ def compile_objects(
         said.write_text(shlex.join(command))
         return output
 
-    # Each nvcc has its architectures compiled side by side, too.
-    with ThreadPoolExecutor(max(1, jobs // 4)) as pool:
+    with ThreadPoolExecutor(jobs // threads) as pool:
         return list(pool.map(compiled, sources))

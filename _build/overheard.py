@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from threading import Thread
-from types import TracebackType
 
 # Of compilers and of linkers; that the linker failed, as g++ says, is no reason.
 _ERROR = re.compile(

@@ -28,8 +28,8 @@ MEMORY_OF_A_COMPILER = 1.0
 """GB (10^9 bytes) that are counted for each compiler. g++ 12 takes 0.53 for a kernel's file."""
 
 MEMORY_BESIDE = 0.55
-"""GB that are kept for what else runs. The compiler of the C++ hooks, 1.22 GB, is one more where there
-are at least two jobs: the peak of two is 2.45, and 2.54 where torch has CUDA."""
+"""GB that are kept for what else runs. The compiler of the C++ hooks, 1.22 GB, is one more where
+there are at least two jobs: the peak of two is 2.45, and 2.54 where torch has CUDA."""
 
 # Rejects what parses -std=c++20 but lacks parts of it, and g++ before __builtin_shufflevector.
 _CXX20_PROBE = """
@@ -84,7 +84,7 @@ def missing_headers() -> str | None:
 
 
 def limit_jobs() -> str | None:
-    """Sets MAX_JOBS, where it is no number of compilers, to as many as there are cores and memory for.
+    """Sets MAX_JOBS, where it is no number of compilers, to what cores and memory allow.
 
     Returns what to tell if the memory is what limits them.
     """

@@ -9,6 +9,8 @@ import sys
 import sysconfig
 import tarfile
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
 import torch
@@ -153,6 +155,50 @@ def test_kernels_are_compiled_again_where_something_changed(
     with pytest.raises(RuntimeError, match=r"nvcc failed on broken\.cu: .*no such thing"):
         nvcc.compile_objects(found, [csrc / "cuda" / "broken.cu", *sources], csrc, build, ("-O1",))
     assert len((toolkit / "calls").read_text().split()) == 2  # for the defaults and broken.cu
+
+
+@pytest.mark.parametrize(
+    ("jobs", "targets", "files", "threads"),
+    [
+        (1, "9.0", 1, 1),
+        (2, "9.0", 2, 1),
+        (2, "8.0;9.0", 1, 2),
+        (4, "8.0;9.0", 2, 2),
+        (2, "8.0;9.0;10.0+PTX", 1, 2),
+    ],
+)
+def test_all_jobs_compile_kernels(
+    toolkit: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: int,
+    targets: str,
+    files: int,
+    threads: int,
+) -> None:
+    """Each nvcc waits until as many are at work as may be, and leaves once there were."""
+    monkeypatch.setenv("MAX_JOBS", str(jobs))
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
+    at_work, lock, most = set[str](), Barrier(files, timeout=30), [0]
+
+    def compile_one(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        assert f"--threads={threads}" in command
+        at_work.add(command[-1])
+        most[0] = max(most[0], len(at_work))
+        lock.wait()
+        at_work.discard(command[-1])
+        lock.wait()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(nvcc.subprocess, "run", compile_one)
+    for name in ("core/a.h", *(f"cuda/{number}.cu" for number in range(4))):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    sources = sorted(tmp_path.glob("cuda/*.cu"))
+    nvcc.compile_objects(
+        nvcc.Nvcc("nvcc", toolkit, "13.0"), sources, tmp_path, tmp_path / "build", ()
+    )
+    assert most == [files]
 
 
 @pytest.mark.parametrize(
