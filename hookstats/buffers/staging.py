@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from hookstats.kernels.backends import backend_of
 from hookstats.kernels.ops import ignore_captures, wait_for_streams
 
 _POLL_SECONDS = 2e-4  # short enough to go unnoticed, long enough to leave the core idle
@@ -35,6 +36,8 @@ class Staging:
         is in such a block."""
         ignore_captures()
         with self._lock:
+            while self._is_captured():
+                self._stream = torch.Stream(self._device)
             with self._stream:
                 if behind is not None:
                     self._stream.wait_event(behind)
@@ -43,6 +46,11 @@ class Staging:
                 done = event(self._device)
             while not done.query():
                 time.sleep(_POLL_SECONDS)
+
+    def _is_captured(self) -> bool:
+        """Whether another thread captures the stream: torch has 32, and gives them out in turn."""
+        with self._stream:
+            return backend_of(self._device).is_capturing()
 
     def copy(self, x: Tensor) -> Tensor:
         """A copy of `x` on the host, in torch's pinned memory; valid once `work` has ended."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import pytest
 import torch
@@ -133,28 +134,54 @@ def test_a_close_waits_until_the_step_before_is_drained(monkeypatch: pytest.Monk
     assert buffers.stalls == 1
 
 
-def test_one_thread_at_a_time_is_on_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that drains a step, while another makes the states of a graph or discards a step."""
+class Stream:
+    """As torch's: it keeps the stream before in itself, and refuses a second thread."""
 
-    class Stream:
-        """As torch's: it keeps the stream before in itself, and refuses a second thread."""
+    made: ClassVar[list[Stream]] = []
 
-        def __init__(self, device: torch.device) -> None:
-            self.is_entered = False
+    def __init__(self, device: torch.device) -> None:
+        self.is_entered = False
+        self.made.append(self)
 
-        def __enter__(self) -> None:
-            assert not self.is_entered
-            self.is_entered = True
+    def __enter__(self) -> None:
+        assert not self.is_entered
+        self.is_entered = True
 
-        def __exit__(self, *error: object) -> None:
-            self.is_entered = False
+    def __exit__(self, *error: object) -> None:
+        self.is_entered = False
 
-    class Done:
-        def query(self) -> bool:
-            return True
 
+class Done:
+    """An event of a device that has nothing to do."""
+
+    def query(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
+    """Those that are made, in order."""
+    monkeypatch.setattr(Stream, "made", [])
     monkeypatch.setattr(torch, "Stream", Stream)
     monkeypatch.setattr(staging, "event", lambda device: Done())
+    return Stream.made
+
+
+def test_a_stream_that_another_thread_captures_is_left_to_it(
+    streams: list[Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch has 32 streams, and gives out each of them again and again."""
+    shared = Staging(CPU)
+    captured = streams[:]
+    backend = backend_of(CPU)._replace(is_capturing=lambda: any(s.is_entered for s in captured))
+    monkeypatch.setattr(staging, "backend_of", lambda device: backend)
+    for _ in range(2):
+        with shared.work():
+            assert [stream.is_entered for stream in streams] == [False, True]
+
+
+def test_one_thread_at_a_time_is_on_the_stream(streams: list[Stream]) -> None:
+    """One that drains a step, while another makes the states of a graph or discards a step."""
     shared = Staging(CPU)
     ended: list[str] = []
 
@@ -169,3 +196,4 @@ def test_one_thread_at_a_time_is_on_the_stream(monkeypatch: pytest.MonkeyPatch) 
         ended.append("first")
     other.join()
     assert ended == ["first", "other"]
+    assert len(streams) == 1
