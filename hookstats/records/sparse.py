@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from hookstats.stats.merge import offsets_of
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Float64 = NDArray[np.float64]
+Integers = NDArray[np.integer[Any]]
 
 
 def rows_of(offsets: Int64, chosen: Int64) -> Int64:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hookstats.records.sparse import Float64, Int32, Int64
+from hookstats.records.sparse import Float64, Integers
 from hookstats.stats.bins import Bins
 from hookstats.stats.merge import offsets_of
 
@@ -59,7 +59,7 @@ class _Slots:
     def __init__(
         self,
         edges: Float64,
-        columns: Sequence[tuple[Int32, Int64]],
+        columns: Sequence[tuple[Integers, Integers]],
         least: Float64,
         greatest: Float64,
     ) -> None:
@@ -69,7 +69,7 @@ class _Slots:
         bounds = np.concatenate(([-np.inf], edges, [np.inf]))
         self._edges = edges
         self._keys = owner * len(bounds) + slots  # ascending
-        self._counts = np.concatenate([counts for _, counts in columns])
+        self._counts = np.concatenate([counts for _, counts in columns]).astype(np.int64)
         self._reached = np.cumsum(self._counts)
         ends = np.concatenate(([0], self._reached))[offsets_of(lengths)]
         self._before = ends[:-1]  # of each histogram, the counts of those before
@@ -107,7 +107,7 @@ class _Slots:
 
 def distributions(
     bins: Bins,
-    columns: Sequence[tuple[Int32, Int64]],
+    columns: Sequence[tuple[Integers, Integers]],
     least: Float64,
     greatest: Float64,
     rows: int,

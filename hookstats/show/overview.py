@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +12,7 @@ import numpy as np
 
 from hookstats.records.keys import InOrder, Key, plain_kind
 from hookstats.records.record import SiteInfo
-from hookstats.records.sparse import Float64, Int64
+from hookstats.records.sparse import Float64, Int32, Int64
 from hookstats.runs.decode import numbers
 from hookstats.runs.format import STATISTICS
 from hookstats.runs.run import Run
@@ -50,12 +50,12 @@ class Overview:
     """[T, S, 5]: `state.MOMENTS` of the whole tensor."""
     tallies: Int64
     """[T, S, 5]: `state.TALLIES` of the whole tensor."""
-    observed: Int64
-    """int64 [T, S]: the number of calls merged."""
-    recorded: Int64
-    """int64 [T, S]: the number of steps merged; 0 where nothing was recorded."""
-    dead: Int64
-    """int64 [T, S]: the dead channels, see `insight.dead`; of several steps the greatest number; -1
+    observed: Int32
+    """int32 [T, S]: the number of calls merged."""
+    recorded: Int32
+    """int32 [T, S]: the number of steps merged; 0 where nothing was recorded."""
+    dead: Int32
+    """int32 [T, S]: the dead channels, see `insight.dead`; of several steps the greatest number; -1
     where nobody knows."""
 
     def merged(self, starts: Sequence[int]) -> Overview:
@@ -127,7 +127,8 @@ def overview(
     columns[column_of[pending[0].step]] = merge_steps(pending, len(rows.keys))
     # A run that is being written may have deleted steps meanwhile, to keep to max_bytes.
     spans = tuple(span for t, span in enumerate(spans) if t in columns)
-    return _join(run, tuple(chosen), spans, rows, list(columns.values()))
+    columns = dict(enumerate(columns.values()))
+    return _join(run, tuple(chosen), spans, rows, columns)
 
 
 def spans_of(count: int, columns: int, apart: Collection[int] = ()) -> Spans:
@@ -222,17 +223,17 @@ def merge_steps(several: list[Read], size: int) -> Read:
 
 
 def _join(
-    run: Run, steps: tuple[int, ...], spans: Spans, rows: Rows, columns: list[Read]
+    run: Run, steps: tuple[int, ...], spans: Spans, rows: Rows, columns: dict[int, Read]
 ) -> Overview:
     """The overview of these columns, the sites in order of execution."""
     known, ordered = list(rows.keys), list(rows.order)
     order = [ordered[i] for i in execution_order([known[row] for row in ordered])]
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    cells = placed(dict(enumerate(columns)), place, (len(columns), len(order)))
+    cells = placed(columns, place, (len(spans), len(order)))
     keys = list(rows.keys)
     seen = cells["observed"].T[:, ::-1] > 0
-    last = [spans[len(columns) - 1 - int(row.argmax())] for row in seen]
+    last = [spans[len(spans) - 1 - int(row.argmax())] for row in seen]
     infos = _infos(run, {keys[i]: steps[slice(*last[place[i]])] for i in order})
     return Overview(
         rank=run.rank,
@@ -244,19 +245,21 @@ def _join(
     )
 
 
-def placed(columns: Mapping[int, Read], place: Int64, shape: tuple[int, int]) -> dict[str, Any]:
-    """The arrays of an `Overview` of `shape` [T, S], by name.
+def placed(columns: dict[int, Read], place: Int64, shape: tuple[int, int]) -> dict[str, Any]:
+    """The arrays of an `Overview` of `shape` [T, S], by name; `columns` are taken out of the dict,
+    as the memory of both would not be little.
 
     place: the site of each row of `columns`; -1 for none.
     """
     cells = {
         "moments": np.tile(np.array(state.IDENTITY), (*shape, 1)),
         "tallies": np.zeros((*shape, len(state.TALLIES)), np.int64),
-        "observed": np.zeros(shape, np.int64),
-        "recorded": np.zeros(shape, np.int64),
-        "dead": np.full(shape, -1),
+        "observed": np.zeros(shape, np.int32),
+        "recorded": np.zeros(shape, np.int32),
+        "dead": np.full(shape, -1, np.int32),
     }
-    for t, read in columns.items():
+    for t in list(columns):
+        read = columns.pop(t)
         at = place[read.rows]
         for name, array in cells.items():
             array[t, at[at >= 0]] = getattr(read, name)[at >= 0]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.record import StepRecord
-from hookstats.records.sparse import Float64, Int32, Int64
+from hookstats.records.sparse import Float64, Int64, Integers
 from hookstats.runs.run import Run
 from hookstats.show.overview import Overview
 from hookstats.show.progress import track
@@ -48,13 +48,24 @@ class Sampled:
     """[K]: ascending."""
     channels: tuple[ChannelColumns | None, ...]
     """[S]: None where the number of channels changed from step to step."""
-    hist: tuple[tuple[tuple[Int32, Int64], ...], ...]
-    """[S][K]: the nonzero slots of the whole tensor's histogram and their counts; none where the
-    step did not record the site, or there are no bins."""
     least: Float64
     """float64 [S, K]: the least finite value; +inf where there is none."""
     greatest: Float64
     """float64 [S, K]: the greatest finite value; -inf where there is none."""
+    _rows: Int64  # [S, K]: the row of a site in the histograms of a step; -1 where it has none
+    _hists: tuple[tuple[Int64, Integers, Integers], ...]  # [K]: as of SparseCounts
+
+    def hist(self, s: int) -> list[tuple[Integers, Integers]]:
+        """[K]: the nonzero slots of the whole tensor's histogram and their counts; none where the
+        step did not record the site, or there are no bins."""
+        empty: Integers = np.zeros(0, np.int64)
+        found = [(empty, empty)] * len(self.steps)
+        for k in np.flatnonzero(self._rows[s] >= 0).tolist():
+            offsets, slots, counts = self._hists[k]
+            row = self._rows[s, k]
+            span = slice(offsets[row], offsets[row + 1])
+            found[k] = slots[span], counts[span]
+        return found
 
 
 def choose_steps(
@@ -91,8 +102,7 @@ def sampled(
     steps = choose_steps(view.steps, len(view.sites), apart, detailed)
     size, count = len(view.sites), len(steps)
     rows = {(site.name, site.kind): s for s, site in enumerate(view.sites)}
-    empty = np.zeros(0, np.int32), np.zeros(0, np.int64)
-    hist: list[list[tuple[Int32, Int64]]] = [[empty] * count for _ in range(size)]
+    row_of, hists = np.full((size, count), -1), []
     least, greatest = np.full((size, count), np.inf), np.full((size, count), -np.inf)
     channels = [
         None if s in view.uneven else _nothing(count, site.channels)
@@ -105,13 +115,15 @@ def sampled(
         least[here, k], greatest[here, k] = whole("min"), whole("max")
         _take_channels(record, k, here, channels)
         if run.bins is not None:
-            bounds = record.hist.offsets.tolist()
-            # Copies, as what is stored beside the record would stay in memory, too.
-            slots, counts = record.hist.slots.copy(), record.hist.counts.copy()
-            for i, s in enumerate(here.tolist()):
-                span = slice(bounds[i], bounds[i + 1])
-                hist[s][k] = slots[span], counts[span]
-    return Sampled(tuple(steps), tuple(channels), tuple(map(tuple, hist)), least, greatest)
+            row_of[here, k] = np.arange(len(here))
+            hist = record.hist
+            hists.append((hist.offsets, _small(hist.slots), _small(hist.counts)))
+    return Sampled(tuple(steps), tuple(channels), least, greatest, row_of, tuple(hists))
+
+
+def _small(values: Integers) -> Integers:
+    """A copy, as what is stored beside the values would stay in memory, in the fewest bytes."""
+    return values.astype(np.min_scalar_type(values.max(initial=0)))
 
 
 def _nothing(steps: int, channels: int) -> ChannelColumns:

@@ -107,13 +107,13 @@ def test_the_sampled_steps_are_as_they_were_recorded(tmp_path: Path) -> None:
             assert shown is not None
             if key not in run[step]:
                 assert np.isnan(shown.rms[k]).all()
-                assert len(some.hist[s][k][0]) == 0
+                assert len(some.hist(s)[k][0]) == 0
                 continue
             stats = run[step][key]
             np.testing.assert_allclose(shown.rms[k], stats.rms.numpy(), rtol=1e-10)
             np.testing.assert_array_equal(shown.nonfinite[k], stats.nan.numpy() > 0)
             np.testing.assert_array_equal(shown.dead[k], (stats.zero == stats.count).numpy())
-            slots, counts = some.hist[s][k]
+            slots, counts = some.hist(s)[k]
             expected = run[step].hist.dense_row(list(run[step]).index(key), BINS.slots)
             np.testing.assert_array_equal(expected[slots], counts)
             assert expected.sum() == counts.sum()

@@ -110,11 +110,12 @@ def _packed(
     view = overview(run, chosen, apart)
     some = sampled(run, view, apart)
     payload = content(run, view, some, (alerts, theirs), failures)
-    if other is not None:
-        payload.describe(differ=_first_difference(run, other, view))
     payload.describe(
         curves=curves(run, view), outliers=outliers(view, some), statistics=statistics_of(view)
     )
+    del some  # it takes as much memory as what follows
+    if other is not None:
+        payload.describe(differ=_first_difference(run, other, view))
     room = max(_LEAST_BYTES, _MOST_BYTES - len(payload.pack()[0]) * 3 // 4)
     arrays = add_numbers(payload, view, apart, room // 2 if others else room)
     about = []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.show.page.payload import Integers
+from hookstats.records.sparse import Integers
 
 LOG_STEP = 0.01
 """Two neighbouring codes of a magnitude differ by one percent."""

@@ -190,7 +190,7 @@ def _alert(alert: Alert, keys: dict[Key, int]) -> dict[str, Any]:
 def _add_distributions(payload: Payload, run: Run, some: Sampled, s: int) -> dict[str, Any]:
     found = None
     if run.bins is not None:
-        found = distributions(run.bins, some.hist[s], some.least[s], some.greatest[s], _BINS)
+        found = distributions(run.bins, some.hist(s), some.least[s], some.greatest[s], _BINS)
     if found is None:
         return {"axis": None}
     payload.add(f"hist{s}", _shades(found))

@@ -104,6 +104,8 @@ class _Widths:
     def view(self, level: int) -> Overview:
         """The overview with the columns of a level."""
         if level not in self._views:
+            # Of wider columns the last, as arrays ask for ever wider ones.
+            self._views = {0: self._views[0]}
             self._views[level] = self._views[0].merged(self.starts(level))
         return self._views[level]
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hookstats.records.sparse import Integers
 from hookstats.stats.printable import printable
 
 UInt8 = NDArray[np.uint8]
-Integers = NDArray[np.integer[Any]]
 
 _LEVEL = 5  # of zlib: 6 takes 1.7 times as long for one percent
 
