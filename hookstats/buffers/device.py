@@ -106,24 +106,26 @@ class DeviceBuffer:
                 f"expected at most {MAX_SITE_BYTES >> 30} GiB; exclude the site, or have fewer "
                 "channel_bins"
             )
-        moments, tallies, *channel_counts = self._channels.after(rows, channels)
-        counts, occupancy = (*self._tensors.after(sites, 1), None, None)[:2]
-
-        def state(buffer: int) -> State:
-            return State(
-                moments=moments[buffer],
-                tallies=tallies[buffer],
-                counts=None if counts is None else counts[buffer, 0],
-                bins=self._bins,
-                channel_counts=channel_counts[0][buffer] if channel_counts else None,
-                channel_bins=self._channel_bins,
-                sampling=self._sampling,
-            )
-
-        return (state(0), state(1)), None if occupancy is None else (
-            occupancy[0, 0],
-            occupancy[1, 0],
+        of_channels, of_tensors = (
+            self._channels.after(rows, channels),
+            self._tensors.after(sites, 1),
         )
+        found = [self._state(*views) for views in zip(of_channels, of_tensors, strict=True)]
+        (state, occupancy), (other, others) = found[0], found[-1]
+        return (state, other), None if occupancy is None or others is None else (occupancy, others)
+
+    def _state(self, channels: list[Tensor], tensors: list[Tensor]) -> tuple[State, Tensor | None]:
+        """The state of a site in these rows of a buffer, and the occupancy of its histogram."""
+        counts, occupancy = (*[rows[0] for rows in tensors], None, None)[:2]
+        return State(
+            moments=channels[0],
+            tallies=channels[1],
+            counts=counts,
+            bins=self._bins,
+            channel_counts=channels[2] if len(channels) > 2 else None,
+            channel_bins=self._channel_bins,
+            sampling=self._sampling,
+        ), occupancy
 
     def outside_captures(self, make: Callable[[], _Made]) -> _Made:
         """What `make` returns, once the device has done its work.
@@ -238,26 +240,23 @@ class Rows:
         is_double: whether the two buffers are separate memory; else they are the same rows.
         """
         self._empty = empty
-        self._is_double = is_double
+        self._buffers = 2 if is_double else 1
         row_bytes = sum(row.nbytes for row in empty)
         self._capacity = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
         self._blocks: list[_Block] = []
         self._views: list[tuple[int, list[list[Tensor]]]] = [(0, []), (0, [])]
 
-    def after(self, used: int, rows: int) -> list[Tensor]:
-        """The next rows, if the first `used` are in use: one view [2, rows, columns] per group."""
+    def after(self, used: int, rows: int) -> list[list[Tensor]]:
+        """The next rows, if the first `used` are in use: of each separate buffer one view
+        [rows, columns] per group."""
         if not self._blocks or self._blocks[-1].end < used + rows:
             kept = [block for block in self._blocks if block.start < used]
             capacity = max(rows, self._capacity)
-            groups = [self._rows_like(row, capacity) for row in self._empty]
-            self._blocks = [*kept, _Block(groups, used, used + capacity)]
-        groups, start, _ = self._blocks[-1]
-        return [group[:, used - start : used - start + rows] for group in groups]
-
-    def _rows_like(self, row: Tensor, capacity: int) -> Tensor:
-        if self._is_double:
-            return row.repeat(2, capacity, 1)
-        return row.repeat(1, capacity, 1).expand(2, -1, -1)
+            groups = [row.repeat(self._buffers, capacity, 1) for row in self._empty]
+            buffers = [[group[i] for group in groups] for i in range(self._buffers)]
+            self._blocks = [*kept, _Block(buffers, used, used + capacity)]
+        buffers, start, _ = self._blocks[-1]
+        return [[group[used - start : used - start + rows] for group in one] for one in buffers]
 
     def first(self, rows: int, buffer: int) -> list[list[Tensor]]:
         """The first `rows` rows: per group a list of views [n, columns], one per block."""
@@ -269,8 +268,8 @@ class Rows:
                 n = min(next_start, rows) - block.start
                 if n <= 0:
                     break
-                for group, view in zip(block.groups, views, strict=True):
-                    view.append(group[buffer, :n])
+                for group, view in zip(block.buffers[buffer % self._buffers], views, strict=True):
+                    view.append(group[:n])
             self._views[buffer] = rows, views
         return views
 
@@ -282,8 +281,8 @@ class Rows:
 
 
 class _Block(NamedTuple):
-    groups: list[Tensor]
-    """[2, capacity, columns] each."""
+    buffers: list[list[Tensor]]
+    """Of each separate buffer, [capacity, columns] per group."""
     start: int
     end: int
 

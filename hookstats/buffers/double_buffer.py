@@ -119,7 +119,7 @@ class DoubleBuffer:
                 self.devices[device] = buffer
             index, (place, row) = len(self._placed), self._end_of(buffer)
             states, occupancy = buffer.states(place, row, info.channels)
-            calls = self._calls.after(index, 1)[0][0, 0]
+            calls = self._calls.after(index, 1)[0][0][0]
             made = Accumulator(self, index, states, calls, occupancy)
             self._placed.append(_Placed(info, buffer, place, row))  # from now on there is the site
             return made

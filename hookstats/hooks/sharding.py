@@ -71,6 +71,8 @@ class Sharding:
 
     def layout(self, kind: str, tensor: Tensor) -> Layout | None:
         """The layout of a tensor of this kind; None if nothing is known."""
+        if not _are_ranks():
+            return None
         if is_dtensor(tensor):
             return self.layout_of(kind, tuple(tensor.shape), _of_dtensor(placed(tensor), None))
         source = None if plain_kind(kind) in PARAMETER_KINDS else origin(tensor)
@@ -87,7 +89,7 @@ class Sharding:
         self, kind: str, local: tuple[int, ...], known: _Known | None, *, flat: bool = False
     ) -> Layout | None:
         """The layout of a tensor of this shape; `flat`: FSDP1 flattened it."""
-        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        if not _are_ranks():
             return None
         if self._mesh_axes is None:  # a model may be sharded after the watch, before its tensors
             self._mesh_axes = list(self._find())
@@ -123,7 +125,7 @@ class Sharding:
         return math.prod(sizes) if sizes else None
 
     def _find(self) -> Iterator[_MeshAxis]:
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        if not _are_ranks():
             return
         if torch.distributed.get_world_size() < 2:
             return
@@ -149,6 +151,11 @@ class Sharding:
         if not self._around:
             self._around = _of_surrounding(models)
         return self._around
+
+
+def _are_ranks() -> bool:
+    """Whether this process is one of several."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _of_mesh(mesh: Any) -> Iterator[_MeshAxis]:
