@@ -146,8 +146,6 @@ class Attention:
                 self._sites[name, phase] = sites
             try:
                 _observe(sites, *args, **kwargs)
-            except torch.AcceleratorError:
-                raise
             except Exception as error:
                 sites[".entropy"].first.disable(error)
 

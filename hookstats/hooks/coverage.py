@@ -8,7 +8,7 @@ from typing import Any
 
 from hookstats.records.display import view_of
 from hookstats.records.keys import MODULE_KINDS, label, plain_kind
-from hookstats.stats.printable import printable
+from hookstats.stats.printable import aligned, printable
 
 
 class Counts:
@@ -157,14 +157,7 @@ class Coverage:
             )
             for row in self.rows
         ]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = [
-            "  ".join(
-                cell.rjust(width) if 2 <= i <= 5 else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
+        text = list(aligned(lines, right=range(2, 6)))
         text += [f"{row.kind} of {row.name!r}: {row.error}" for row in self.rows if row.error]
         text += _of_masks(self.rows)
         text += _of_backwards(self.rows)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from hookstats.records.keys import label
 from hookstats.show.terminal import format_number
-from hookstats.stats.printable import printable
+from hookstats.stats.printable import aligned, printable
 from hookstats.tensors.calls import Call, TracedTensor
 
 _CALLS = ("call", "type", "input", "output", "dtype", "mean", "std", "non-finite")
@@ -77,13 +77,5 @@ def _shape(tensor: TracedTensor) -> str:
 
 def _aligned(rows: Rows) -> str:
     rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    text = len(widths) - _NUMBERS
-    lines = [
-        " ".join(
-            cell.ljust(width) if i < text else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    columns = len(rows[0])
+    return "\n".join(aligned(rows, range(columns - _NUMBERS, columns), gap=" "))
