@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from support.modules import take_step
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -103,9 +104,7 @@ def training(recomputes: bool = False) -> tuple[Blocks, torch.optim.Optimizer]:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    model(torch.randn(5, 7, 6)).square().mean().backward()
-    optimizer.step()
+    take_step(optimizer, model(torch.randn(5, 7, 6)).square().mean())
 
 
 @pytest.mark.parametrize("recomputes", [False, True])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from support.modules import take_step
 from support.ranks import Ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -77,9 +78,7 @@ def train(out: Path, flipped: int | None = None) -> nn.Module:
         for step in range(4):
             if step == flipped:
                 model[2].weight.data.view(torch.int32)[0, 0] ^= 1
-            optimizer.zero_grad()
-            model(torch.ones(2, 4)).square().sum().backward()
-            optimizer.step()
+            take_step(optimizer, model(torch.ones(2, 4)).square().sum())
             for name, parameter in model.named_parameters():
                 assert w.latest[name, "checksum"].count.tolist() == [1], parameter
         assert not w.alerts
@@ -179,9 +178,7 @@ def part_sharded(
             if flips and step == 2 and rank == 1:
                 own = model.get_parameter(flips).detach().to_local()  # type: ignore[attr-defined]
                 own.view(torch.int32).view(-1)[1] ^= 1 << 10
-            optimizer.zero_grad()
-            model(torch.ones(3, 4)).square().sum().backward()
-            optimizer.step()
+            take_step(optimizer, model(torch.ones(3, 4)).square().sum())
         return [alert.message for alert in w.alerts if alert.rule == "replicas"]
 
 

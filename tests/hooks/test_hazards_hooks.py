@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.everything import Training
 from support.expected import assert_adds_up, assert_stats
-from support.modules import Lambda, network
+from support.modules import Lambda, network, take_step
 from support.paths import python_path
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -112,9 +112,7 @@ def test_watches_of_one_model_do_not_see_each_other() -> None:
     with hs.watch(model, optimizer, kinds=KINDS) as outer:
         with hs.watch(model, optimizer, kinds=KINDS, bins=None, every=2) as inner:
             for _ in range(3):
-                optimizer.zero_grad()
-                model(x).sum().backward()
-                optimizer.step()
+                take_step(optimizer, model(x).sum())
             assert inner.latest.step == outer.latest.step == 2
             for key in outer.latest:
                 mine, other = outer.latest[key], inner.latest[key]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.masked import assert_stats, bert, gpt2, kept
-from support.modules import Lambda
+from support.modules import Lambda, take_step
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
@@ -357,9 +357,7 @@ def test_padded_batches_of_transformers(make: Callable[[], nn.Module]) -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, mask="attention_mask", rules=()) as w:
         for mask in (MASK, OTHER):
-            optimizer.zero_grad()
-            model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
-            optimizer.step()
+            take_step(optimizer, model(input_ids=ids, attention_mask=mask, labels=labels).loss)
             fit = 0
             assert len(seen) > 30
             for (name, kind), x in seen.items():

@@ -9,6 +9,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from support.modules import take_step
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -36,9 +37,7 @@ class Rotated(nn.Module):
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    model(torch.randn(5, 6)).square().sum().backward()
-    optimizer.step()
+    take_step(optimizer, model(torch.randn(5, 6)).square().sum())
 
 
 def training(name: str = "rotated") -> tuple[Rotated, torch.optim.Optimizer]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.expected import assert_stats
+from support.modules import take_step
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -49,9 +50,7 @@ def test_sites_are_in_the_order_of_their_step(tmp_path: Path) -> None:
             )
         for route in routes:
             seen.clear()
-            optimizer.zero_grad()
-            model(torch.randn(5, 3), route).sum().backward()
-            optimizer.step()
+            take_step(optimizer, model(torch.randn(5, 3), route).sum())
             record, distinct = w.latest, "".join(dict.fromkeys(route))
             assert names(record, "output") == distinct
             assert names(record, "grad_output") == "".join(dict.fromkeys(reversed(route)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.expected import assert_reconciles, assert_stats
+from support.modules import take_step
 from support.parameters import GRADIENTS, Idle, assert_gradients, batch, gradients, tanh_network
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -258,9 +259,7 @@ def test_without_a_gradient_that_cannot_be_read_there_is_no_norm(
         for step in range(8):
             if step == 6:
                 patch.undo()
-            optimizer.zero_grad()
-            model(torch.tensor([1, 2, 2])).sum().backward()
-            optimizer.step()
+            take_step(optimizer, model(torch.tensor([1, 2, 2])).sum())
             assert ("grad_norm" in w.latest.scalars) == (step >= 6)
         assert w.coverage()["0.weight", "param_grad"].skipped == {"layout sparse_coo": 6}
         assert [alert.message for alert in w.alerts if alert.rule == "untrained"] == []

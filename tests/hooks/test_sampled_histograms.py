@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.compiled import MARKS, assert_same, needs_gradients, train
+from support.modules import take_step
 from support.samples import record_of
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -57,9 +58,7 @@ def test_hooks_count_what_the_step_says() -> None:
     with watch(model, optimizer, bins=BINS, channel_bins=CHANNEL_BINS, rules=()) as w:
         w.set_step(7)
         for step, x in enumerate(batches(3)):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
+            take_step(optimizer, model(x).square().mean())
             stats, y = w.latest["1", "output"], seen[step]
             whole = channel_stats(y, None, BINS, step=7 + step).hist
             channels = channel_stats(y, -1, CHANNEL_BINS, step=7 + step).hist

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.modules import take_step
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
@@ -139,9 +140,7 @@ def test_what_cannot_be_sampled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def step() -> None:
-        optimizer.zero_grad()
-        model(torch.arange(5)).square().sum().backward()
-        optimizer.step()
+        take_step(optimizer, model(torch.arange(5)).square().sum())
 
     with hs.watch(model, optimizer, kinds=KINDS, every=1) as w:
         for _ in range(2):

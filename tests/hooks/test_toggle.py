@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.compiled import needs_gradients
+from support.modules import take_step
 from torch import Tensor, nn
 
 import hookstats as hs
@@ -30,9 +31,7 @@ def hooked(model: nn.Module) -> list[bool]:
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
     for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).sum().backward()
-        optimizer.step()
+        take_step(optimizer, model(torch.randn(8, 4)).sum())
 
 
 @pytest.fixture

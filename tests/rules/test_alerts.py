@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.alerts import alerts
+from support.modules import take_step
 from support.samples import record_of
 from torch import Tensor, nn
 
@@ -164,9 +165,7 @@ def steps(model: nn.Module, n: int, rules: str | Sequence[Rule], **kwargs: Any) 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     w = watch(model, optimizer, rules=rules, **kwargs)
     for _ in range(n):
-        optimizer.zero_grad()
-        model(torch.randn(8, 3)).square().mean().backward()
-        optimizer.step()
+        take_step(optimizer, model(torch.randn(8, 3)).square().mean())
     return w
 
 
@@ -216,9 +215,7 @@ def test_a_watch_raises_when_the_next_step_closes() -> None:
 
     def train(steps: range) -> None:
         for step in steps:
-            optimizer.zero_grad()
-            model(torch.randn(8, 3)).square().mean().backward()
-            optimizer.step()
+            take_step(optimizer, model(torch.randn(8, 3)).square().mean())
             assert w.latest.step == step  # the rules have seen it
 
     train(range(2))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.modules import take_step
 from torch import Tensor, nn
 
 from hookstats.records.alerts import incidents_of
@@ -46,9 +47,7 @@ def said(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with watch(model, optimizer, rules=replace(rule, action=lambda alert: None)) as w:
         for one in batches:
-            optimizer.zero_grad()
-            model(**one).sum().backward()
-            optimizer.step()
+            take_step(optimizer, model(**one).sum())
     assert w.coverage().failures == {}
     return list(w.alerts)
 

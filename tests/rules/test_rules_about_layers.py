@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.alerts import alerts
+from support.modules import take_step
 from torch import Tensor, nn
 
 from hookstats.rules import (
@@ -241,9 +242,7 @@ def test_a_gradient_that_comes_no_more(every: int) -> None:
         for step in range(60):
             if step == 40:
                 model[0].requires_grad_(False)
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).square().mean().backward()
-            optimizer.step()
+            take_step(optimizer, model(torch.randn(8, 4)).square().mean())
     (alert,) = w.alerts
     assert (alert.site, alert.kind, alert.since) == ("0.weight", "param_grad", 40)
     assert alert.step == 40 + 2 * every

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 import torch
+from support.modules import take_step
 from support.samples import record_of
 from torch import nn
 
@@ -324,9 +325,7 @@ def test_the_learning_rate_of_one_group_is_far_too_large(
     optimizer = torch.optim.Adam(groups, lr=1e-3)
     with watch(model, optimizer, every=1, rules=UpdateSize(action=lambda alert: None)) as w:
         for _ in range(6):
-            optimizer.zero_grad()
-            model(torch.randn(16, 8)).square().mean().backward()
-            optimizer.step()
+            take_step(optimizer, model(torch.randn(16, 8)).square().mean())
     assert [(alert.step, alert.site) for alert in w.alerts] == [(2, "3.weight")] * found
     if found:
         assert "by the learning rate of group 1" in w.alerts[0].message

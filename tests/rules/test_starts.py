@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 import torch
+from support.modules import take_step
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -257,9 +258,7 @@ def test_nan_that_spread_before_a_step_was_recorded(every: int) -> None:
                     model[2].weight[0, 0] = torch.nan  # type: ignore[index,operator]
             loss = model(torch.randn(16, 8)).square().mean()
             w.log(loss=loss)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
     first, *_ = w.alerts
     expected = (23, "2") if every == 1 else (30, "0")
     assert (first.step, first.site) == expected
@@ -292,9 +291,7 @@ def test_a_posterior_that_collapses(weight: float, found: int) -> None:
             divergence = -0.5 * (1 + logvar - mu.square() - logvar.exp()).sum()
             loss = (out - x).square().mean() + weight * divergence / len(x)
             w.log(loss=loss)
-            steps.zero_grad()
-            loss.backward()
-            steps.step()
+            take_step(steps, loss)
     assert [(alert.site, alert.severity) for alert in w.alerts] == [("mu", "warning")] * found
     assert all("the posterior has collapsed" in alert.message for alert in w.alerts)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 
 @dataclass
@@ -41,6 +42,13 @@ def network(inplace: bool = True) -> nn.Sequential:
 def convolutional() -> nn.Sequential:
     """Takes images of (1, 4, 4)."""
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8, 3))
+
+
+def take_step(optimizer: Optimizer, loss: Any) -> None:
+    """One step of training by a loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
 def double(t: Tensor) -> Tensor:

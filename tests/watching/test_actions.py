@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.modules import take_step
 from torch import nn
 
 import hookstats as hs
@@ -90,9 +91,7 @@ def train(rules: Any, out: Path | None = None, steps: int = 6, bad: int = 2) -> 
         for step in range(steps):
             x = torch.randn(8, 4)
             x[0, 0] = torch.nan if step >= bad else x[0, 0]
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer, model(x).square().mean())
     return watch
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.modules import take_step
 from torch import Tensor, nn
 
 import hookstats as hs
@@ -40,9 +41,7 @@ def trained(tmp_path: Path) -> tuple[StepRecord, hs.Run]:
         watch = hs.watch(model, optimizer, channel_bins=bins, out=tmp_path, rules="default")
         with watch as w:
             for _ in range(3):
-                optimizer.zero_grad()
-                model(x).square().mean().backward()
-                optimizer.step()
+                take_step(optimizer, model(x).square().mean())
     assert w.coverage().failures == {}
     return w.latest, hs.open_run(tmp_path)
 

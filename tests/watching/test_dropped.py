@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.modules import network
+from support.modules import network, take_step
 from torch import nn
 from torch.optim import SGD, Optimizer
 
@@ -21,9 +21,7 @@ pytestmark = pytest.mark.usefixtures("hooks_in", "one_thread", "frozen")
 
 
 def iterate(model: nn.Module, optimizer: Optimizer) -> None:
-    optimizer.zero_grad()
-    model(torch.randn(2, 3)).sum().backward()
-    optimizer.step()
+    take_step(optimizer, model(torch.randn(2, 3)).sum())
 
 
 def threads() -> set[threading.Thread]:

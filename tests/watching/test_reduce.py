@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.differences import compare
+from support.modules import take_step
 from support.ranks import Ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -76,9 +77,7 @@ def train(model: nn.Module, rank: int, steps: int = STEPS, **arguments: Any) -> 
     optimizer = SGD(model.parameters(), lr=0.1)
     w = hs.watch(model, optimizer, channel_bins=hs.LogBins(1, -8, 8), **arguments)
     for step in range(steps):
-        optimizer.zero_grad()
-        model(batch(rank, step)).square().mean().backward()
-        optimizer.step()
+        take_step(optimizer, model(batch(rank, step)).square().mean())
     return w
 
 

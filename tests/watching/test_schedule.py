@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from support.modules import network
+from support.modules import network, take_step
 from support.ranks import Ranks
 from torch import nn
 from torch.optim import SGD
@@ -148,9 +148,7 @@ def clock(patch: pytest.MonkeyPatch, cost: float) -> None:
 
 def train(w: hs.Watch, model: nn.Module, optimizer: SGD, steps: int) -> None:
     for _ in range(steps):
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer, model(torch.ones(2, 3)).sum())
         w._recorder.drain(disk=False)
 
 
@@ -271,8 +269,6 @@ def test_what_an_error_adds_ends_where_training_goes_back() -> None:
                 w.set_step(5)
                 records.clear()
             x = torch.full((2, 3), torch.nan if step == 20 else 1.0)
-            model(x).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer, model(x).sum())
             w._recorder.drain(disk=False)
     assert [record.step for record in records] == [10]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.modules import network
+from support.modules import network, take_step
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
@@ -27,9 +27,7 @@ def loss_of(model: nn.Module) -> Tensor:
 def train(model: nn.Module, optimizer: Optimizer, steps: int = 30) -> None:
     for _ in range(steps):
         loss = loss_of(model)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, loss)
 
 
 @contextmanager
@@ -62,9 +60,7 @@ def test_no_rule_explains_a_loss_whose_step_stays_open() -> None:
         for _ in range(50):
             loss = loss_of(model)
             w.log(loss=loss)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
     assert w.alerts == ()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.modules import take_step
 from torch import nn
 
 from hookstats.records.record import StepRecord
@@ -40,9 +41,7 @@ def train(out: Path | None, back: Callable[[Watch], object] | None) -> tuple[byt
     if back is not None:
         w = watch(model, optimizer, out=out, sinks=(sink,))
     for step in range(STEPS):
-        optimizer.zero_grad()
-        model(torch.randn(5, 3, generator=generator)).square().sum().backward()
-        optimizer.step()
+        take_step(optimizer, model(torch.randn(5, 3, generator=generator)).square().sum())
         if w is not None and step == 5:
             assert called.wait(20)
     if w is not None:

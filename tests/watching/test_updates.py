@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.expected import assert_stats
-from support.modules import network
+from support.modules import network, take_step
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
@@ -85,9 +85,7 @@ def train(kinds: tuple[str, ...] | None, make: Callable[[Any], Optimizer]) -> di
     optimizer = make(model.parameters())
     w = None if kinds is None else watch(model, optimizer, kinds=kinds)
     for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(2, 3)).square().sum().backward()
-        optimizer.step()
+        take_step(optimizer, model(torch.randn(2, 3)).square().sum())
     if w is not None:
         w.close()
     return values(model)
@@ -124,9 +122,7 @@ def test_the_states_of_an_optimizer_are_sites() -> None:
     optimizer = Adam(model.parameters(), lr=0.1, amsgrad=True)
     with watch(model, optimizer, kinds=("optimizer_state", "param_grad"), include="0*") as w:
         for step in range(2):
-            optimizer.zero_grad()
-            model(torch.randn(2, 3)).square().sum().backward()
-            optimizer.step()
+            take_step(optimizer, model(torch.randn(2, 3)).square().sum())
             assert w.latest.step == step
             names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
             expected = {f"optimizer_state.{name}" for name in names} | {"param_grad"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.expected import assert_stats
-from support.modules import network
+from support.modules import network, take_step
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
@@ -178,9 +178,7 @@ def test_steps_are_numbered_and_every_nth_is_recorded() -> None:
     records: list[StepRecord] = []
     with watch(model, optimizer, every=3, sinks=[records.append]) as w:
         for _ in range(8):
-            optimizer.zero_grad()
-            model(torch.randn(2, 3)).sum().backward()
-            optimizer.step()
+            take_step(optimizer, model(torch.randn(2, 3)).sum())
         assert w.latest.step == 6
         assert w.coverage().steps == 8
         row = w.coverage()["0", "output"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.compiled import needs_gradients
-from support.modules import network
+from support.modules import network, take_step
 from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.utils.checkpoint import checkpoint
@@ -21,9 +21,7 @@ pytestmark = pytest.mark.usefixtures("hooks_in")
 
 
 def train(model: Any, optimizer: Optimizer) -> None:
-    optimizer.zero_grad()
-    model(torch.ones(2, 3)).square().sum().backward()
-    optimizer.step()
+    take_step(optimizer, model(torch.ones(2, 3)).square().sum())
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
