@@ -25,8 +25,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from bench.cuda.trainings import mlp
 from bench.machine import machine
-from bench.steps.models import JOBS, Job, classes, mlp
+from bench.steps.models import JOBS, Job, classes
 
 Attach = Callable[[nn.Module, Optimizer, str], Callable[[int], None]]
 """Begins to record into a directory; returns what is called in each step, after the backward."""

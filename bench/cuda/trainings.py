@@ -116,7 +116,11 @@ def resnet(depths: tuple[int, ...]) -> nn.Module:
 def mlp(width: int, layers: int) -> nn.Module:
     """Linear layers of one width, with ReLUs between them."""
     hidden = chain.from_iterable((nn.Linear(width, width), nn.ReLU()) for _ in range(layers - 1))
-    return nn.Sequential(*hidden, nn.Linear(width, width))
+    model = nn.Sequential(*hidden, nn.Linear(width, width))
+    for module in model:
+        if isinstance(module, nn.Linear):  # or nothing gets through
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    return model
 
 
 @dataclass(frozen=True)

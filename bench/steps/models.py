@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from transformers import (
     ResNetForImageClassification,
 )
 
+from bench.cuda.trainings import mlp
 from bench.smoke import pick
 
 
@@ -32,16 +32,6 @@ class Job:
 
 def classes(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), y)
-
-
-def mlp(width: int, layers: int) -> nn.Module:
-    """Linear layers of one width, with ReLUs between them."""
-    hidden = chain.from_iterable((nn.Linear(width, width), nn.ReLU()) for _ in range(layers - 1))
-    model = nn.Sequential(*hidden, nn.Linear(width, width))
-    for module in model:
-        if isinstance(module, nn.Linear):  # or nothing gets through
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-    return model
 
 
 def _gpt2() -> nn.Module:
