@@ -61,6 +61,44 @@ arguments = SFTConfig(
 def SFTTrainer(*given, **options):
     return Trainer(*given, processing_class=tokenizer, **options)
 """,
+    "torchtune": """
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import torchtune
+from omegaconf import OmegaConf
+from torchtune.models.llama3_2 import llama3_2
+
+sys.path.append(str(Path(torchtune.__file__).parents[1] / "recipes"))  # instead of `tune cp`
+from full_finetune_single_device import FullFinetuneRecipeSingleDevice
+
+sizes = {
+    "vocab_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "embed_dim": 16,
+    "max_seq_len": 16, "intermediate_dim": 32,
+}
+rows = [[*range(i, i + 8)] for i in range(16)]
+mine = sys.modules["mine"] = ModuleType("mine")
+mine.tokens = lambda: SimpleNamespace(pad_id=0)
+mine.data = lambda tokens: [{"tokens": row, "labels": row} for row in rows]
+mine.saved = lambda **options: SimpleNamespace(
+    load_checkpoint=lambda: {"model": llama3_2(**sizes).state_dict()},
+    save_checkpoint=lambda *saved, **options: None,
+)
+log = "torchtune.training.metric_logging.DiskLogger"
+config = OmegaConf.create({
+    "output_dir": "out", "device": "cpu", "dtype": "fp32", "seed": 0, "epochs": 1, "shuffle": True,
+    "batch_size": 2, "gradient_accumulation_steps": 2, "max_steps_per_epoch": None,
+    "resume_from_checkpoint": False, "optimizer_in_bwd": False, "compile": False,
+    "metric_logger": {"_component_": log, "log_dir": "out"},
+    "model": {"_component_": "torchtune.models.llama3_2.llama3_2", **sizes},
+    "tokenizer": {"_component_": "mine.tokens"},
+    "dataset": {"_component_": "mine.data"},
+    "checkpointer": {"_component_": "mine.saved"},
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3},
+    "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
+})
+""",
     "stable-baselines3": "from stable_baselines3 import PPO",
     "ultralytics": """
 from pathlib import Path
@@ -89,13 +127,18 @@ data = DataLoaders(loader, loader)
 }
 """What the reader has, and what the trainer is imported by."""
 
+AFTER = {"torchtune": "recipe = Watched(config)\nrecipe.setup(config)\nrecipe.train()"}
+"""What the reader's script does with it."""
+
 NEEDS = {
     "TRL": ("trl", "accelerate", "datasets"),
+    "torchtune": ("torchtune", "torchao", "datasets"),
     "stable-baselines3": ("stable_baselines3", "gymnasium"),
 }
 
 STEPS = {
     "TRL": ("runs/hookstats", [1, 2, 3, 4]),
+    "torchtune": ("runs/tune", list(range(4))),
     "stable-baselines3": ("runs/ppo", list(range(8))),
     "ultralytics": ("runs/yolo", list(range(4))),
     "skorch": ("runs/skorch", [0, 1]),
@@ -115,7 +158,7 @@ def test_the_example_records_each_step(
     code = EXAMPLES[trainer]
     assert sum(bool(line) for line in code.splitlines()) <= 10
     names: dict[str, Any] = {}
-    exec(COMMON + BEFORE[trainer] + "\n" + code, names)
+    exec(COMMON + BEFORE[trainer] + "\n" + code + AFTER.get(trainer, ""), names)
     out, steps = STEPS[trainer]
     run = hs.open_run(out)
     assert run.closed
