@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,6 +23,7 @@ from hookstats.rules.setup import Setup, Weight
 _MATRICES = re.compile(r"Linear|Conv|RNN|LSTM|GRU|Bilinear|MultiheadAttention|Attention\Z|Dense\Z")
 """The types of modules whose weights multiply what enters; other parameters may begin as they like:
 norms, gains of branches, tokens, positions."""
+_NUMBER = re.compile(r"\d+")
 
 
 def role(name: str) -> str:
@@ -30,7 +31,7 @@ def role(name: str) -> str:
 
     The number at the end of a word is a number, too: "conv1" and "conv2" share "conv#".
     """
-    return re.sub(r"\d+", "#", name)
+    return _NUMBER.sub("#", name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,9 @@ class Initialisation(Rule):
     with each other alone. The rule looks once, at the first step, and not at frozen weights, which
     are as somebody wanted them, nor at weights that were trained before, which norms with other
     values than 0 and 1 show: there, some filters are often dead, and some are large. Heads, whose
-    outputs no later weight takes, may begin small. The alert's value is the gain.
+    outputs no later weight takes, may begin small, and so may a weight that is small or zero in
+    each copy of a block, beside others that are not, as the end of a residual branch. The alert's
+    value is the gain.
     """
 
     name: ClassVar[str] = "initialisation"
@@ -80,11 +83,14 @@ class Initialisation(Rule):
             )
             return
         by_role, by_type = _Peers(gains, role), _Peers(gains, setup.type_of)
+        small = {w.name for w in matrices if self._is_small(w, gains[w.name], setup)}
+        on_purpose = _in_each_copy(small, gains)
         for weight in matrices:
             gain = gains[weight.name]
-            is_small_head = 0 < gain < 1 and weight.name in heads
-            says = self._says(weight, gain, _other_gain(weight, setup), is_small_head)
-            if not says and not is_small_head:
+            may_be_small = weight.name in on_purpose or (0 < gain < 1 and weight.name in heads)
+            is_too_small = gain > 0 and weight.name in small and not may_be_small
+            says = self._says(weight, gain, _other_gain(weight, setup), is_too_small)
+            if not says and not may_be_small:
                 says = self._unlike(weight.name, gain, by_role, by_type)
             if says:
                 yield self._alert(record, weight, says, gain)
@@ -99,7 +105,11 @@ class Initialisation(Rule):
     def _alert(self, record: StepRecord, weight: Weight, says: str, value: float) -> Alert:
         return self.about((weight.name, "param"), record.step, record.rank, says, value)
 
-    def _says(self, weight: Weight, gain: float, other: float, is_small_head: bool) -> str:
+    def _is_small(self, weight: Weight, gain: float, setup: Setup) -> bool:
+        larger = max(gain, _other_gain(weight, setup))
+        return larger < self.least and (weight.rms or 0.0) < self.rms
+
+    def _says(self, weight: Weight, gain: float, other: float, is_too_small: bool) -> str:
         """What is wrong with a weight by itself; "" for nothing. other: its gain by outputs."""
         if min(gain, other) > self.most:
             return (
@@ -111,8 +121,7 @@ class Initialisation(Rule):
             many, first, ratio = weight.rows
             are = f"up to {ratio:.3g} times as large as the others" if ratio else "all zero"
             return f"begins with {many} rows that are {are}, the first is row {first}"
-        is_small = 0 < max(gain, other) < self.least and (weight.rms or 0.0) < self.rms
-        if is_small and not is_small_head:
+        if is_too_small:
             return (
                 f"begins with a gain of {gain:.3g}: outputs are that many times as large as inputs"
             )
@@ -168,7 +177,30 @@ def _other_gain(weight: Weight, setup: Setup) -> float:
 def _matrices(setup: Setup) -> list[Weight]:
     """The weights that multiply what enters, whose values are known."""
     known = (w for w in setup.weights if w.rms is not None and len(w.shape) > 1)
-    return [w for w in known if _MATRICES.search(setup.type_of(w.name))]
+    return [
+        w
+        for w in known
+        if _MATRICES.search(setup.type_of(w.name)) and "weight" in w.name.rpartition(".")[2]
+    ]
+
+
+def _in_each_copy(small: set[str], names: Iterable[str]) -> set[str]:
+    """Which small weights are small in each copy of a block that has other weights, too: so are the
+    ends of residual branches that somebody wants to begin small."""
+    copies: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # blocks by their weight
+    sound = set()
+    for name in names:
+        for number in _NUMBER.finditer(name):
+            block = name[: number.end()]
+            copies[name[: number.start()], name[number.end() :]].append(block)
+            if name not in small:
+                sound.add(block)
+    found: set[str] = set()
+    for (_, rest), blocks in copies.items():
+        weights = {block + rest for block in blocks}
+        if len(blocks) > 1 and weights <= small and sound.issuperset(blocks):
+            found |= weights
+    return found
 
 
 def heads_of(setup: Setup) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -78,7 +79,9 @@ class DeadChannels(Rule):
             together = _together(streaks)
             share = self.never if streaks[together].max() == history.pushed else self.share
             least = max(4, share * int(channels[site]))
-            is_fault = len(together) >= least and not _is_sparse(history, rows)
+            is_fault = len(together) >= least and not (
+                _is_sparse(history, rows) or _was_never_on(history, site, streaks)
+            )
             first, dead, count = int(places[0]), int(dead_channels[site]), len(places)
             those = "their values" if dead == count else f"the values of {count} of them"
             since = int(history.dead_since[rows][places[together]].min())
@@ -106,6 +109,19 @@ def _is_sparse(history: History, rows: slice) -> bool:
     lives = ~history.dead[rows]
     zeros, count = (history.channels(name)[rows][lives].sum() for name in ("zero", "count"))
     return bool(zeros > 0.9 * count)
+
+
+def _was_never_on(history: History, site: int, streaks: Int64) -> bool:
+    """Whether an output that is no activation's has always been zero in all channels, and the loss
+    depends on what runs before it: a branch that is switched off, and no layer that died."""
+    if re.search("LU|Threshold|Hardtanh", history.type_of(site)):
+        return False
+    if len(streaks) < history.sites.channels[site] or streaks.min() < history.pushed:
+        return False
+    before = history.sites.once(_told)[:site]
+    at = history.sites.at
+    named = (history.sites.sites[i].name for i in np.flatnonzero(before).tolist())
+    return any(history.rms[at[name, "grad_output"]] > 0 for name in named)
 
 
 def _told(sites: Sites) -> Flags:

@@ -155,4 +155,5 @@ class RepeatedInputs(Rule):
             yield self.alert(record, site, says, past.repeated)
         elif past.repeated >= 5:
             says = "is one of the few batches that training has had so far"
-            yield self.alert(record, site, says, past.repeated, severity="note")
+            helps = f"right if these are all data; else {self.advice}"
+            yield self.alert(record, site, says, past.repeated, severity="note", advice=helps)

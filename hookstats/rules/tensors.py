@@ -246,9 +246,9 @@ class SuddenShift(Rule):
 
     In this step and in the one before, the rms lies beyond all values of the last steps, by
     `octaves` (factors of two) and by `spans` times what lies between the least and the greatest of
-    these, in octaves, too. The rule needs `steps` earlier steps, 30 at most, to know what is usual.
-    Where more steps than ever before were left out in between, a change need not be sudden; where
-    a loss falls as it never did, it is progress.
+    these, in octaves, too. The rule needs `steps` earlier steps, 30 at most, to know what is usual,
+    which span eight times the way over which the change came: else it need not be sudden. Where a
+    loss falls as it never did, it is progress.
     Gradients shrink as training converges, and gradients of activations leap in sound training
     runs, too: both are left out, and so are integers, as numbers of tokens. If several tensors of a
     kind shift in a step, the alert is about the first in execution order. The alert's value is the
@@ -379,13 +379,12 @@ def _has_order(sites: Sites) -> Flags:
 
 
 def _is_far(steps: list[int]) -> bool:
-    """Whether the last of these steps is much farther from the one before than any others are.
+    """Whether the way to the last of these steps is long beside the way that all others span.
 
-    A trend goes on in steps that are not recorded, so that only as long a way as one that the
-    values before it span too tells a sudden change from a trend.
+    A trend goes on in steps that are not recorded, and steps recorded close to each other at the
+    beginning do not show how far it goes in many.
     """
-    ways = np.diff(steps)
-    return len(ways) > 1 and bool(ways[-1] > 2 * ways[:-1].max())
+    return len(steps) > 2 and 8 * (steps[-1] - steps[-2]) > steps[-2] - steps[0]
 
 
 def _lost_before(history: History) -> bool:

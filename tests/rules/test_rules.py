@@ -30,6 +30,7 @@ from hookstats.rules import (
     default_rules,
 )
 from hookstats.rules.history import WINDOW
+from hookstats.rules.setup import Setup
 from hookstats.watching.watch import watch
 
 NAN, INF = torch.nan, torch.inf
@@ -186,6 +187,21 @@ def test_dead_channels_stay_zero() -> None:
     assert "all the values of 4 of them have been zero" in alert.message
 
 
+@pytest.mark.parametrize(
+    ("first", "type_", "severity"),
+    [("alive", "Masked", "note"), ("alive", "ReLU", "warning"), ("blocked", "Masked", "warning")],
+)
+def test_a_branch_that_was_never_on(first: str, type_: str, severity: str) -> None:
+    """Where what runs before it gets a gradient, the loss has another way there."""
+    x, off = normal(shape=(128, 8)), torch.zeros(128, 8)
+    now = {("a", "output"): x, ("b", "output"): off, ("b", "grad_output"): x}
+    now["a", "grad_output"] = x if first == "alive" else off
+    monitor = Monitor([DeadChannels()], setup=Setup({"a": "Linear", "b": type_}, (), ()))
+    for step in range(20):
+        monitor.examine(record_of({key: (x, 1) for key, x in now.items()}, step))
+    assert [alert.severity for alert in monitor.alerts] == [severity]
+
+
 def test_outputs_without_a_gradient_may_have_constant_zeros() -> None:
     inputs = {("flatten", "output"): dead(7), ("fc", "output"): normal(shape=(128, 8))}
     gradients = {("fc", "grad_output"): normal(shape=(128, 8))}
@@ -225,8 +241,17 @@ def test_sudden_shift_is_beyond_what_is_usual() -> None:
         ([*range(0, 1280, 32), 1280, 1312], [1312]),
         ([*range(40), 72, 104], []),  # a trend of 32 steps looks like this
         ([*range(40), 72, *range(104, 400, 32), 400, 432], []),
+        ([*range(35), 64, 96, 128, 160, 192, 224, 256], []),  # few such ways came before
+        ([*range(28), *range(32, 416, 32), 416, 448], [448]),
     ],
-    ids=["each step", "every 32nd", "a longer way", "of which the shift is the first"],
+    ids=[
+        "each step",
+        "every 32nd",
+        "a longer way",
+        "of which the shift is the first",
+        "after three such ways",
+        "after twelve",
+    ],
 )
 def test_a_shift_is_sudden_where_steps_are_recorded_as_before(
     steps: list[int], expected: list[int]

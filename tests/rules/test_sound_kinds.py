@@ -177,3 +177,65 @@ def test_minus_infinity_masks_what_does_not_count(kind: str) -> None:
         return (out - x).square().mean() if kind == "attention" else out.square().mean()
 
     assert told(model, loss_of, 12) == []
+
+
+class Residual(nn.Module):
+    """A block whose branch begins small, as in the residual networks of flows, or with zeros."""
+
+    def __init__(self, width: int, size: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(2)])
+        for x in self.layers[1].parameters():
+            nn.init.uniform_(x, -size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.layers[1](torch.relu(self.layers[0](torch.relu(x))))
+        return out
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.0])
+@pytest.mark.parametrize("copies", [2, 4])
+def test_branches_that_begin_small_in_each_copy_of_a_block(size: float, copies: int) -> None:
+    blocks = [Residual(16, size) for _ in range(copies)]
+    model = nn.Sequential(nn.Linear(10, 16), *blocks, nn.Linear(16, 10))
+    assert told(model, lambda step: model(torch.randn(30, 10)).square().mean(), 3) == []
+    with torch.no_grad():
+        blocks[1].layers[1].weight.copy_(torch.randn(16, 16) / 4)  # type: ignore[operator]
+    assert told(model, lambda step: model(torch.randn(30, 10)).square().mean(), 3) != []
+
+
+def test_networks_whose_last_layers_begin_with_zeros() -> None:
+    """As those of coupling layers, which are the identity then."""
+    nets = nn.ModuleList(
+        nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+        for _ in range(3)
+    )
+    for net in nets:
+        nn.init.zeros_(net[-1].weight)  # type: ignore[index]
+
+    def loss_of(step: int) -> Tensor:
+        x = torch.randn(30, 4)
+        for net in nets:
+            x = x + net(x)
+        return (x - 1).square().mean()
+
+    model = nn.ModuleDict({"nets": nets})
+    assert told(model, loss_of, 3) == []
+
+
+class EnsembleLinear(nn.Linear):
+    """Members of an ensemble that scale what goes in and out, and share the matrix."""
+
+    def __init__(self, inputs: int, outputs: int, members: int) -> None:
+        super().__init__(inputs, outputs)
+        self.r = nn.Parameter(torch.randn(members, inputs).sign())
+        self.s = nn.Parameter(torch.ones(members, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = functional.linear(x * self.r, self.weight) * self.s + self.bias
+        return out
+
+
+def test_scales_of_a_linear_layer_are_no_matrices() -> None:
+    model = nn.Sequential(EnsembleLinear(64, 32, 8), nn.ReLU(), EnsembleLinear(32, 32, 8))
+    assert told(model, lambda step: model(torch.randn(30, 1, 64)).square().mean(), 3) == []
