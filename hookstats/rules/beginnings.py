@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from hookstats.records.alerts import Alert, Severity
 from hookstats.records.keys import Key
 from hookstats.records.loads import LOAD
 from hookstats.records.record import StepRecord
+from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
 from hookstats.rules.setup import Setup, Weight
@@ -23,6 +24,7 @@ from hookstats.rules.setup import Setup, Weight
 _MATRICES = re.compile(r"Linear|Conv|RNN|LSTM|GRU|Bilinear|MultiheadAttention|Attention\Z|Dense\Z")
 """The types of modules whose weights multiply what enters; other parameters may begin as they like:
 norms, gains of branches, tokens, positions."""
+_WEIGHT = re.compile(r"weight(_v|_mu|_orig|_[ih]h_l\d+(_reverse)?)?\Z")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -51,9 +53,9 @@ class Initialisation(Rule):
     with each other alone. The rule looks once, at the first step, and not at frozen weights, which
     are as somebody wanted them, nor at weights that were trained before, which norms with other
     values than 0 and 1 show: there, some filters are often dead, and some are large. Heads, whose
-    outputs no later weight takes, may begin small, and so may a weight that is small or zero in
-    each copy of a block, beside others that are not, as the end of a residual branch. The alert's
-    value is the gain.
+    outputs no later weight takes, may begin small, and so may weights on a residual branch, behind
+    which what enters the next weight is large again, and weights that are zero in each copy of a
+    block beside others that are not. The alert's value is the gain.
     """
 
     name: ClassVar[str] = "initialisation"
@@ -83,14 +85,15 @@ class Initialisation(Rule):
             )
             return
         by_role, by_type = _Peers(gains, role), _Peers(gains, setup.type_of)
+        zeros = _zero_in_each_copy(gains)
         small = {w.name for w in matrices if self._is_small(w, gains[w.name], setup)}
-        on_purpose = _in_each_copy(small, gains)
+        small -= _on_branches(small, gains, history, history.deviations(record))
         for weight in matrices:
             gain = gains[weight.name]
-            may_be_small = weight.name in on_purpose or (0 < gain < 1 and weight.name in heads)
-            is_too_small = gain > 0 and weight.name in small and not may_be_small
+            is_small_head = 0 < gain < 1 and weight.name in heads
+            is_too_small = weight.name in small and not is_small_head
             says = self._says(weight, gain, _other_gain(weight, setup), is_too_small)
-            if not says and not may_be_small:
+            if not says and not is_small_head and weight.name not in zeros:
                 says = self._unlike(weight.name, gain, by_role, by_type)
             if says:
                 yield self._alert(record, weight, says, gain)
@@ -107,7 +110,7 @@ class Initialisation(Rule):
 
     def _is_small(self, weight: Weight, gain: float, setup: Setup) -> bool:
         larger = max(gain, _other_gain(weight, setup))
-        return larger < self.least and (weight.rms or 0.0) < self.rms
+        return 0 < larger < self.least and (weight.rms or 0.0) < self.rms
 
     def _says(self, weight: Weight, gain: float, other: float, is_too_small: bool) -> str:
         """What is wrong with a weight by itself; "" for nothing. other: its gain by outputs."""
@@ -177,29 +180,47 @@ def _other_gain(weight: Weight, setup: Setup) -> float:
 def _matrices(setup: Setup) -> list[Weight]:
     """The weights that multiply what enters, whose values are known."""
     known = (w for w in setup.weights if w.rms is not None and len(w.shape) > 1)
-    return [
-        w
-        for w in known
-        if _MATRICES.search(setup.type_of(w.name)) and "weight" in w.name.rpartition(".")[2]
-    ]
+    return [w for w in known if _MATRICES.search(setup.type_of(w.name)) and _WEIGHT.search(w.name)]
 
 
-def _in_each_copy(small: set[str], names: Iterable[str]) -> set[str]:
-    """Which small weights are small in each copy of a block that has other weights, too: so are the
-    ends of residual branches that somebody wants to begin small."""
+def _zero_in_each_copy(gains: Mapping[str, float]) -> set[str]:
+    """The weights that are zero in each copy of a block that has other weights, too: somebody wants
+    them so, as the last ones of networks that begin as the identity."""
     copies: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # blocks by their weight
-    sound = set()
-    for name in names:
+    others = set()
+    for name, gain in gains.items():
         for number in _NUMBER.finditer(name):
             block = name[: number.end()]
             copies[name[: number.start()], name[number.end() :]].append(block)
-            if name not in small:
-                sound.add(block)
+            if gain:
+                others.add(block)
     found: set[str] = set()
     for (_, rest), blocks in copies.items():
         weights = {block + rest for block in blocks}
-        if len(blocks) > 1 and weights <= small and sound.issuperset(blocks):
+        if len(blocks) > 1 and not any(map(gains.get, weights)) and others.issuperset(blocks):
             found |= weights
+    return found
+
+
+def _on_branches(
+    small: set[str], gains: Mapping[str, float], history: History, deviations: Float64
+) -> set[str]:
+    """The small weights behind which what enters the next weight is large again: it came by another
+    way, past the residual branch that they are on. A norm would make it large, too."""
+    by_module = {name.rpartition(".")[0]: name for name in gains}
+    found = set()
+    entering, follows = 0.0, False  # of the next weight: what enters it, whether a way leads past
+    for site in np.flatnonzero(history.sites.of_kind("output"))[::-1].tolist():
+        if "Norm" in history.type_of(site):
+            entering, follows = 0.0, False
+        weight = by_module.get(history.sites.sites[site].name)
+        if weight is None:
+            continue
+        gives = float(deviations[site])
+        follows = weight in small and (follows or entering > 8 * gives)
+        if follows:
+            found.add(weight)
+        entering = gives / gains[weight] if gains[weight] else 0.0
     return found
 
 

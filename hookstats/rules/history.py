@@ -20,7 +20,8 @@ from hookstats.rules.past_inputs import PastInputs, SeenInputs
 from hookstats.rules.setup import Setup
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import Columns, columns_of, rms
-from hookstats.stats.state import COUNT
+from hookstats.stats.merge import reduce_runs
+from hookstats.stats.state import COUNT, M2
 
 Flags = NDArray[np.bool_]
 _T = TypeVar("_T")
@@ -279,6 +280,14 @@ class History:
         """The type of the module of a site; "" if unknown."""
         name = self.sites.sites[site].name
         return self.setup.modules.get(name, "")
+
+    def deviations(self, record: StepRecord) -> Float64:
+        """float64 [S]: how far this step's values are from the means of their channels, as an rms:
+        what depends on the sample."""
+        within = reduce_runs(np.add, record.moments[:, M2], record.offsets, 0.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found: Float64 = np.sqrt(within / self.columns("count"))
+        return found
 
     def push_scalars(self, values: Mapping[str, float]) -> None:
         """Add the scalars of a step."""

@@ -18,8 +18,6 @@ from hookstats.rules.history import History, Sites
 from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.rules.setup import Setup
 from hookstats.stats.derived import std
-from hookstats.stats.merge import reduce_runs
-from hookstats.stats.state import M2
 
 _FLOOR = 2.0**-60
 """What stands for an rms of zero."""
@@ -176,10 +174,9 @@ class Collapse(Rule):
     patience: int = 10
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        within = reduce_runs(np.add, record.moments[:, M2], record.offsets, 0.0)
         counts = history.columns("count")
         with np.errstate(invalid="ignore", divide="ignore"):
-            share = np.sqrt(within / counts) / history.rms
+            share = history.deviations(record) / history.rms
         many = (np.diff(record.offsets) >= self.channels) & (counts >= 4 * np.diff(record.offsets))
         told = many & history.sites.of_kind("output")
         if history.last_output is not None:

@@ -205,10 +205,10 @@ class UpdateSize(Rule):
     their epsilon (Kingma and Ba, 2015). A rule of thumb is 1e-3 (Karpathy, CS231n). There is an
     alert if the median over all weights is above `most` in `lasting` steps in a row, as momentum
     may overshoot for a step or two, or above a hundred times that in one; if that over the matrices
-    of a parameter group, except matrices that begin with an rms below `rms`, is above `group` times
-    `most` in as many; or if that of every weight is below `least` in ten, while the learning rate
-    does not grow. The rule looks at the first `steps` steps, as the weights change later. The
-    alert's value is the median ratio.
+    of a parameter group is above `group` times `most` in as many; or if that of every weight is
+    below `least` in ten, while the learning rate does not grow. Weights that begin with an rms
+    below `rms` have still to get their size, and do not count. The rule looks at the first `steps`
+    steps, as the weights change later. The alert's value is the median ratio.
     """
 
     name: ClassVar[str] = "update size"
@@ -226,8 +226,8 @@ class UpdateSize(Rule):
         if history.pushed > self.steps:
             return
         recent = np.column_stack((history.past_rms[:, 1 - self.lasting :], history.rms))
-        ratios = relative_updates(history, recent.min(1))
-        now = relative_updates(history, history.rms)
+        ratios = relative_updates(history, recent.min(1), self.rms)
+        now = relative_updates(history, history.rms, self.rms)
         if not now:
             return
         middle = float(np.median(list(ratios.values()))) if ratios else 0.0
@@ -261,7 +261,7 @@ class UpdateSize(Rule):
         groups: dict[int | None, list[int]] = {}
         for site in ratios:
             weight = weights[record.sites[site].name]
-            if sum(n > 1 for n in weight.shape) > 1 and (weight.rms or 0.0) > self.rms:
+            if sum(n > 1 for n in weight.shape) > 1:
                 groups.setdefault(weight.group, []).append(site)
         for group, sites in groups.items():
             middle = float(np.median([ratios[site] for site in sites]))
@@ -277,7 +277,7 @@ class UpdateSize(Rule):
     def _lasts(self, history: History) -> bool:
         """Whether steps have been as small in ten steps in a row."""
         greatest = np.column_stack((history.past_rms[:, -9:], history.rms)).max(1)
-        ratios = relative_updates(history, greatest)
+        ratios = relative_updates(history, greatest, self.rms)
         small = bool(ratios) and max(ratios.values()) < self.least
         return small and history.pushed >= 10 and not (_grows(history) or _has_faded(history))
 
@@ -339,14 +339,15 @@ _USUAL = 1e-3
 _HALF_UNIT = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
 
 
-def relative_updates(history: History, rms: Float64) -> dict[int, float]:
+def relative_updates(history: History, rms: Float64, least: float = 0.0) -> dict[int, float]:
     """By the site of a weight's gradient: the size of the next step, by the rms of the weight at
-    the start. Weights of two dimensions or more, of optimizers whose steps are known; rms: of the
-    gradients, [S]."""
+    the start. Weights of two dimensions or more that begin with an rms above `least`, of optimizers
+    whose steps are known; rms: of the gradients, [S]."""
     setup = history.setup
     if not setup.groups:
         return {}
-    weights = {w.name: w for w in setup.weights if w.rms and len(w.shape) > 1 and w.trained}
+    known = (w for w in setup.weights if w.rms is not None and w.rms > least)
+    weights = {w.name: w for w in known if len(w.shape) > 1 and w.trained}
     found = {}
     for i, site in enumerate(history.sites.sites):
         weight = weights.get(site.name) if site.kind == "param_grad" else None
@@ -354,8 +355,8 @@ def relative_updates(history: History, rms: Float64) -> dict[int, float]:
             continue
         past = history.scalars.get(f"{RATE}{weight.group}")
         size = _size(setup.groups[weight.group], float(rms[i]))
-        if past and weight.rms and math.isfinite(size):
-            found[i] = past[-1] * size / weight.rms
+        if past and math.isfinite(size):
+            found[i] = past[-1] * size / (weight.rms or math.inf)
     return found
 
 
