@@ -303,9 +303,10 @@ class Untrained(Rule):
     model. A frozen parameter gives a warning if parameters in its role (the same name but for
     numbers) are trained both before and after it, else a note, as in fine-tuning. A parameter of an
     optimizer that had no gradient in the first `steps` steps, though others had one and its module
-    was called, gives a warning, and so does one that had a gradient in each step before, and none
-    in the last `gone`, while its module is called; a gradient that came and could not be read is
-    none of these. There is one alert per reason, about the first
+    was called, gives a warning; a note, if it is in the last of several blocks alone. So does one
+    that had a gradient in each step before, and none in the last `gone`, while its module is
+    called; a gradient that came and could not be read is none of these. There is one alert per
+    reason, about the first
     parameter. The alert's value is their number.
     """
 
@@ -431,8 +432,31 @@ class Untrained(Rule):
             and w.name not in history.unread
         ]
         if names:
+            every = [w.name for w in setup.weights]
+            got = [name for name in every if history.knows((name, "param_grad"))]
+            is_unused = all(_is_in_the_last_block(n, every, got) for n in names)
             says = f"never came{_more(names)}, though its module was called"
-            yield self._about((names[0], "param_grad"), record, says, names)
+            severity: Severity = "note" if is_unused else "warning"
+            yield self._about((names[0], "param_grad"), record, says, names, severity)
+
+
+def _is_in_the_last_block(name: str, names: Sequence[str], got: Sequence[str]) -> bool:
+    """Whether a block is the last that has a parameter at this place, and others of the block and
+    of the place `got` gradients: what the last block gives beside its main output, nothing
+    takes."""
+    for number in _NUMBER.finditer(name):
+        before, block, rest = name[: number.start()], name[: number.end()], name[number.end() :]
+        places = {
+            int(middle): other
+            for other in names
+            if other.startswith(before)
+            and other.endswith(rest)
+            and (middle := other[len(before) : len(other) - len(rest)]).isdigit()
+        }
+        is_last = max(places) == int(number[0]) and any(n in got for n in places.values())
+        if is_last and any(other.startswith(f"{block}.") for other in got):
+            return True
+    return False
 
 
 def _more(names: Sequence[str]) -> str:

@@ -241,6 +241,41 @@ def test_blocks_all_of_whose_weights_begin_small() -> None:
     assert told(model, lambda step: model(torch.randn(30, 10)).square().mean(), 3) == []
 
 
+class Both(nn.Module):
+    """Moves points, and tells their features of it, as equivariant networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.points = nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        x = x + self.features(x) * at.norm(dim=1, keepdim=True)
+        return x, at + self.points(x)
+
+
+@pytest.mark.parametrize(("unused", "severity"), [(2, "note"), (1, "warning")])
+def test_what_the_last_block_gives_to_no_other(unused: int, severity: str) -> None:
+    blocks, last = nn.ModuleList(Both() for _ in range(3)), nn.Linear(16, 1)
+
+    def loss_of(step: int) -> Tensor:
+        x, at = torch.randn(30, 16), torch.randn(30, 3)
+        for i, block in enumerate(blocks):
+            x, moved = block(x, at)
+            at = at if i == unused else moved
+        return (last(x) - 1).square().mean()
+
+    model = nn.ModuleDict({"blocks": blocks, "last": last})
+    optimizer = Adam(model.parameters(), lr=1e-3)
+    with hs.watch(model, optimizer, every=1) as w:
+        for step in range(8):
+            optimizer.zero_grad()
+            loss_of(step).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    found = [alert for alert in w.alerts if "blocks.2.points" in (alert.site or "")]
+    found += [alert for alert in w.alerts if "blocks.1.points" in (alert.site or "")]
+    assert [alert.severity for alert in found] == [severity]
+
+
 class Factors(nn.Module):
     """A factorization machine, whose tables begin next to zero."""
 
