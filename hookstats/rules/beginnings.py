@@ -16,7 +16,6 @@ from hookstats.records.alerts import Alert, Severity
 from hookstats.records.keys import Key
 from hookstats.records.loads import LOAD
 from hookstats.records.record import StepRecord
-from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
 from hookstats.rules.setup import Setup, Weight
@@ -87,7 +86,7 @@ class Initialisation(Rule):
         by_role, by_type = _Peers(gains, role), _Peers(gains, setup.type_of)
         zeros = _zero_in_each_copy(gains)
         small = {w.name for w in matrices if self._is_small(w, gains[w.name], setup)}
-        small -= _on_branches(small, gains, history, history.deviations(record))
+        small -= _on_branches(small, gains, heads, history, record)
         for weight in matrices:
             gain = gains[weight.name]
             is_small_head = 0 < gain < 1 and weight.name in heads
@@ -203,10 +202,16 @@ def _zero_in_each_copy(gains: Mapping[str, float]) -> set[str]:
 
 
 def _on_branches(
-    small: set[str], gains: Mapping[str, float], history: History, deviations: Float64
+    small: set[str],
+    gains: Mapping[str, float],
+    heads: set[str],
+    history: History,
+    record: StepRecord,
 ) -> set[str]:
     """The small weights behind which what enters the next weight is large again: it came by another
-    way, past the residual branch that they are on. A norm would make it large, too."""
+    way, past the residual branch that they are on. A norm would make it large, too, and what small
+    heads give enters no weight."""
+    deviations = history.deviations(record)
     by_module = {name.rpartition(".")[0]: name for name in gains}
     found = set()
     entering, follows = 0.0, False  # of the next weight: what enters it, whether a way leads past
@@ -214,7 +219,7 @@ def _on_branches(
         if "Norm" in history.type_of(site):
             entering, follows = 0.0, False
         weight = by_module.get(history.sites.sites[site].name)
-        if weight is None:
+        if weight is None or weight in small & heads:
             continue
         gives = float(deviations[site])
         follows = weight in small and (follows or entering > 8 * gives)
