@@ -317,7 +317,8 @@ class Untrained(Rule):
 
     name: ClassVar[str] = "untrained"
     advice: ClassVar[str] = (
-        "give the parameter to the optimizer, remove what detaches or freezes it"
+        "give the parameter to the optimizer, and all optimizers to watch; remove what detaches or "
+        "freezes it"
     )
 
     steps: int = at_least(1, 5)
