@@ -52,9 +52,10 @@ class Initialisation(Rule):
     with each other alone. The rule looks once, at the first step, and not at frozen weights, which
     are as somebody wanted them, nor at weights that were trained before, which norms with other
     values than 0 and 1 show: there, some filters are often dead, and some are large. Heads, whose
-    outputs no later weight takes, may begin small, and so may weights on a residual branch, behind
-    which what enters the next weight is large again, and weights that are zero in each copy of a
-    block beside others that are not. The alert's value is the gain.
+    outputs no later weight takes, may begin small or with equal values, weights on a residual
+    branch, behind which what enters the next weight is large again, may begin small, and weights
+    may begin with zeros in each copy of a block beside others that do not. The alert's value is the
+    gain.
     """
 
     name: ClassVar[str] = "initialisation"
@@ -91,7 +92,8 @@ class Initialisation(Rule):
             gain = gains[weight.name]
             is_small_head = 0 < gain < 1 and weight.name in heads
             is_too_small = weight.name in small and not is_small_head
-            says = self._says(weight, gain, _other_gain(weight, setup), is_too_small)
+            is_symmetric = bool(weight.constant and gain and weight.name not in heads)
+            says = self._says(weight, gain, _other_gain(weight, setup), is_symmetric, is_too_small)
             if not says and not is_small_head and weight.name not in zeros:
                 says = self._unlike(weight.name, gain, by_role, by_type)
             if says:
@@ -111,13 +113,15 @@ class Initialisation(Rule):
         larger = max(gain, _other_gain(weight, setup))
         return 0 < larger < self.least and (weight.rms or 0.0) < self.rms
 
-    def _says(self, weight: Weight, gain: float, other: float, is_too_small: bool) -> str:
+    def _says(
+        self, weight: Weight, gain: float, other: float, is_symmetric: bool, is_too_small: bool
+    ) -> str:
         """What is wrong with a weight by itself; "" for nothing. other: its gain by outputs."""
         if min(gain, other) > self.most:
             return (
                 f"begins with a gain of {gain:.3g}: outputs are that many times larger than inputs"
             )
-        if weight.constant and gain and min(weight.shape[:2]) > 1:
+        if is_symmetric and min(weight.shape[:2]) > 1:
             return "begins with all values equal: its units get equal gradients, and learn the same"
         if weight.rows is not None:
             many, first, ratio = weight.rows

@@ -304,6 +304,20 @@ def test_tables_that_begin_next_to_zero_grow_at_once() -> None:
     assert told(model, loss_of, kinds=("output", "param_grad")) == []
 
 
+def test_an_average_that_is_learnt_begins_with_equal_weights() -> None:
+    """As linear forecasts do: targets tell the units of the last layer apart."""
+    model = nn.ModuleDict({name: nn.Linear(48, 12) for name in ("trend", "season")})
+    for layer in model.values():
+        nn.init.constant_(layer.weight, 1 / 48)  # type: ignore[arg-type]
+
+    def loss_of(step: int) -> Tensor:
+        x = torch.randn(64, 48)
+        out: Tensor = model["trend"](x) + model["season"](x.cumsum(1) / 7) - x[:, :12]
+        return out.square().mean()
+
+    assert told(model, loss_of, 3) == []
+
+
 class EnsembleLinear(nn.Linear):
     """Members of an ensemble that scale what goes in and out, and share a random matrix."""
 
