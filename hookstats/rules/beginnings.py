@@ -338,16 +338,24 @@ class Untrained(Rule):
             yield from self._without_gradient(record, setup, history)
         if history.pushed == self.idle:
             yield from self._never_run(record, setup, history)
-        gone = [
-            name
-            for name in history.gone("param_grad", self.gone, after=16)
-            if (name.rpartition(".")[0], "output") in history.sites.at
-            and name not in history.unread
-        ]
-        if gone and any(kind == "param_grad" for _, kind in record):
+        if gone := self._gone(record, history, self.gone):
             says = f"is missing{_more(gone)}: it came in each step before"
             since = [*history.past_steps, record.step][-self.gone]
             yield self._about((gone[0], "param_grad"), record, says, gone, since=since)
+
+    def suspects(self, record: StepRecord, history: History) -> bool:
+        return bool(self._gone(record, history, 1))
+
+    def _gone(self, record: StepRecord, history: History, steps: int) -> list[str]:
+        """The parameters that had a gradient in each step before, and none in the last `steps`,
+        while others have one and their module is called."""
+        gone = [
+            name
+            for name in history.gone("param_grad", steps, after=16)
+            if (name.rpartition(".")[0], "output") in history.sites.at
+            and name not in history.unread
+        ]
+        return gone if gone and any(kind == "param_grad" for _, kind in record) else []
 
     def _about(
         self,

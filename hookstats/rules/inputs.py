@@ -96,6 +96,12 @@ class Inputs(Rule):
             since = [*history.past_steps, record.step][-past.far :][0]
             yield self.alert(record, site, says, past.distance, since=since)
 
+    def suspects(self, record: StepRecord, history: History) -> bool:
+        past = history.inputs
+        is_constant = past.constant_site is not None and past.constant == 1
+        grows = past.grown is not None and past.grown.steps == 1
+        return history.pushed > 2 and (is_constant or grows or past.far == 1)
+
     def _first(self, record: StepRecord, history: History, site: int) -> Iterator[Alert]:
         """What is wrong with the first input, the most exact finding first; a column or a size
         does no harm to a model whose first layer is a norm."""

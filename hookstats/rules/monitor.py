@@ -70,8 +70,8 @@ class Monitor:
         self.begun: Callable[[Incident], object] = lambda incident: None
         """Called with each incident that is worse than a note, once its first step is checked."""
         self.urgent = 0
-        """How many alerts call for a closer look: errors, warnings about logged numbers, and all of
-        a loss."""
+        """How much calls for a closer look: errors, warnings about logged numbers, all alerts of a
+        loss, and what rules suspect."""
         self._rules = list(as_rules(rules))
         self._retries = Retries(self.failures)
         self._history = History(setup)
@@ -201,6 +201,7 @@ class Monitor:
 
         def look(rule: Rule) -> list[Alert]:
             found = list(rule.check(record, self._history))
+            self.urgent += rule.suspects(record, self._history)
             return [*found, *rule.check_scalars(record.step, values, self._history)]
 
         def shows(rule: Rule, key: Any) -> bool:

@@ -90,6 +90,11 @@ class Rule:
         """
         return ()
 
+    def suspects(self, record: StepRecord, history: History) -> bool:
+        """Whether `record` begins what may become a finding, so that the next steps are recorded
+        one by one; seldom true of a sound training."""
+        return False
+
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterable[Alert]:

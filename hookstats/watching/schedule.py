@@ -38,9 +38,9 @@ _MOST_WAITING = 64  # how many steps a device may be behind before they are not 
 
 
 class Schedule:
-    """The multiples of `every`, and ten steps in a row after an incident or a leap of a logged
-    loss; with "auto" also after a new number of the step, or a change of a learning rate by more
-    than 2.
+    """The multiples of `every`, and ten steps in a row after an incident, a leap of a logged loss
+    or what a rule suspects; with "auto" also after a new number of the step, or a change of a
+    learning rate by more than 2.
 
     Multiples of different 2^k are nested, so that ranks which choose for themselves record common
     steps. Ranks that merge their records agree: each says in the exchange of a step which k it

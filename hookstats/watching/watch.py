@@ -121,10 +121,10 @@ def watch(
         every: "auto" records the first 64 steps and not the next 32, and measures the cost of
             recording by the difference. After these it records every 2^k-th step, with the least k
             that keeps to the `budget`. At the multiples of 8192 it measures again, and k may change
-            by one. It also records the ten steps after an incident, a leap of a logged loss, a new
-            step number, or a change of a learning rate by more than 2. `coverage` lists each
-            choice. A number n records the steps 0, n, 2 * n, ..., and ten after an incident or a
-            leap. Logged numbers are kept at all steps.
+            by one. It also records the ten steps after an incident, a leap of a logged loss, what a
+            rule suspects, a new step number, or a change of a learning rate by more than 2.
+            `coverage` lists each choice. A number n records the steps 0, n, 2 * n, ..., and ten
+            after an incident, a leap or a suspicion. Logged numbers are kept at all steps.
         budget: with "auto", the share of the training's time that recording may take.
         out: a new or empty directory for the run, which `open_run` reads; None for no directory.
             A URL that fsspec takes, such as "s3://bucket/runs/a": the run is written below

@@ -16,6 +16,8 @@ from bench.faults.models import BASES
 from bench.faults.score import names, print_healthy, score
 from bench.faults.sound import PROGRAMS, train
 from hookstats import open_run
+from hookstats.watching.handle import Watch
+from hookstats.watching.schedule import Schedule
 
 SAMPLE = (
     "init/symmetric",
@@ -28,6 +30,7 @@ SAMPLE = (
 IN_THE_MIDDLE = (
     "data/half-lost",
     "data/duplicated",
+    "optim/frozen-late",
     "optim/rate-jump",
     "optim/no-clipping",
     "optim/sum-for-mean",
@@ -57,16 +60,36 @@ def test_the_corpus_is_what_it_says() -> None:
         assert fault.step in (0, LATE)
 
 
+def _set_pace(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    """Have the default record every 2^k-th step, whatever the machine's pace, and check each step
+    before the next one begins."""
+    schedule = Watch._schedule
+
+    def choose(self: Schedule, *, is_first: bool) -> None:
+        self._wanted, self._takes = k, 0.0
+
+    def drained(self: Watch) -> None:
+        self._recorder.drain(disk=False)
+        schedule(self)
+
+    monkeypatch.setattr(Schedule, "_choose", choose)
+    monkeypatch.setattr(Watch, "_schedule", drained)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", IN_THE_MIDDLE)
-def test_the_default_finds_what_begins_at_step_1000(name: str, tmp_path: Path) -> None:
+def test_the_default_finds_what_begins_at_step_1000(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _set_pace(monkeypatch, 4)
     (fault,) = (fault for fault in FAULTS if fault.name == name)
     late = replace(fault, step=1000)
     outcome = run_case(fault.base, late, seed=0, steps=1200, out=tmp_path / "a", every="auto")
     assert outcome.failures == {}
     run = open_run(tmp_path / "a")
     assert run.coverage is not None
-    every = max(choice["every"] for choice in run.coverage["budget"]["choices"])
+    every = 16
+    assert [choice["every"] for choice in run.coverage["budget"]["choices"]] == [every]
     assert len(run.steps) < 1200 / every + 64 + 16 + 60
     assert [alert for alert in outcome.alerts if alert.level and alert.step < 1000] == []
     found = [alert for alert in outcome.alerts if alert.level and names(late, alert)]
