@@ -6,11 +6,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hookstats.records.alerts import SCALAR, Incident, incidents_of, samples_of, worst
+from hookstats.records.alerts import (
+    SCALAR,
+    Incident,
+    count_by_severity,
+    incidents_of,
+    samples_of,
+    worst,
+)
 from hookstats.records.keys import Key
 from hookstats.rules import Alert, advice_of, replay
 from hookstats.runs.run import Run
-from hookstats.show.grid import count, require_rich
+from hookstats.show.grid import require_rich
 from hookstats.show.progress import track
 from hookstats.stats.printable import printable
 
@@ -34,7 +41,7 @@ def print_alerts(
     limit: int,
     chosen: Collection[Key] | None = None,
 ) -> None:
-    """Print the number of incidents of a run, and the worst `limit` of them by step.
+    """Print how many incidents of each severity a run has, and the worst `limit` of them by step.
 
     chosen: print those alone that have an alert about one of these sites, or about a scalar, and
         how many others there are.
@@ -66,10 +73,12 @@ def alert_lines(
         yield f"no incidents{elsewhere}"
         return
     which = f", the worst {limit}" if limit < len(shown) else ""
-    yield f"{count(len(shown), 'incident')}{elsewhere}{which}:"
+    yield f"{count_by_severity(shown)}{elsewhere}{which}:"
     rich = require_rich()
     for incident in sorted(worst(shown)[:limit], key=lambda one: one.step):
-        message = rich.text.Text(printable(str(incident)), STYLES[incident.severity])
+        message = rich.text.Text(
+            f"{incident.severity}: {printable(str(incident))}", STYLES[incident.severity]
+        )
         if (advice := advice_of(incident.cause)) and not cut:
             message.append(f"; what helps: {advice}", "default")
         if said := samples_of(incident.cause, samples or {}):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hookstats.records.alerts import Incident, count_by_severity
 from hookstats.records.display import view_of
 from hookstats.records.keys import MODULE_KINDS, label, plain_kind
 from hookstats.stats.printable import aligned, printable
@@ -113,23 +114,24 @@ class Coverage:
         """The fields as JSON-able types, with one dict per row."""
         return {**vars(self), "rows": tuple(dict(vars(row)) for row in self.rows)}
 
-    def summary(self, incidents: int | None, *, has_loss: bool) -> str:
+    def summary(self, incidents: Sequence[Incident] | None, *, has_loss: bool) -> str:
         """What was seen and what was not, on one line; incidents: None without rules."""
         calls: dict[str, int] = {}
         for row in self.rows:
             if plain_kind(row.kind) in MODULE_KINDS:
                 calls[row.name] = calls.get(row.name, 0) + row.forwards
         idle = sum(not number for number in calls.values())
-        seen = {"step": self.steps, "tensor": sum(row.observed > 0 for row in self.rows)}
+        observed = sum(row.observed > 0 for row in self.rows)
+        seen = [_count(self.steps, "step"), _count(observed, "tensor")]
         if incidents is not None:
-            seen["incident"] = incidents
+            seen.append(count_by_severity(incidents))
         unseen = {
             "no step was closed": not self.steps,
             f"{_count(idle, 'module')} never called": idle,
             "no loss logged": not has_loss,
         }
         words = [what for what, is_so in unseen.items() if is_so]
-        return "; ".join((", ".join(_count(n, what) for what, n in seen.items()), *words))
+        return "; ".join((", ".join(seen), *words))
 
     def _repr_html_(self) -> str:
         return str(view_of(self, "html"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -259,3 +260,11 @@ _SAMPLES = 16
 def worst(incidents: Sequence[Incident]) -> list[Incident]:
     """Incidents with the worst first, and of equal ones the earliest."""
     return sorted(incidents, key=lambda one: (-SEVERITIES.index(one.severity), one.step))
+
+
+def count_by_severity(incidents: Iterable[Incident]) -> str:
+    """ "1 error, 2 notes", the worst first; "no incidents"."""
+    found = Counter(incident.severity for incident in incidents)
+    numbers = ((found[severity], severity) for severity in reversed(SEVERITIES) if found[severity])
+    words = [f"{number:,} {severity}{'s' * (number > 1)}" for number, severity in numbers]
+    return ", ".join(words) or "no incidents"

@@ -717,7 +717,7 @@ class Watch(Unique):
 
 def _last_words(coverage: Coverage, monitor: Monitor, has_loss: bool) -> str:
     """What a run has in the end, on one line."""
-    incidents = len(monitor.incidents) if monitor.has_rules else None
+    incidents = monitor.incidents if monitor.has_rules else None
     return coverage.summary(incidents, has_loss=has_loss)
 
 

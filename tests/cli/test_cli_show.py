@@ -128,7 +128,7 @@ def test_alerts_are_those_of_the_steps_so_far(tmp_path: Path) -> None:
     expected = first.message + f"; {len(others)} consequences" * bool(others)
     expected += f"; what helps: {rules.NonFinite.advice}"
     show = partial(call, "show", run, "--rules", "default")
-    assert show().words[-2:] == ["1 incident:", expected]
+    assert show().words[-2:] == ["1 error:", f"error: {expected}"]
     assert show("--step", 2).words[-1] == "no incidents"
     assert show("--layer", "body").words[-1] == "no incidents here, 1 about other layers"
     assert "incident" not in show("--alerts", 0).out
@@ -162,7 +162,7 @@ def test_it_opens_on_the_worst_incident(tmp_path: Path) -> None:
         ["first", "output", "4x8", "25%"],
     ]
     assert shown[5] == "--step 1 prints all its tensors, --step -1 the last step"
-    assert shown[-1].startswith("dropout: step 1: all; 1 consequence;")  # of a later step
+    assert shown[-1].startswith("warning: dropout: step 1: all; 1 consequence;")  # of a later step
     for asked in (("--step", -1), ("--kind", "*"), ("--sort", "order"), ("--alerts", 0)):
         assert call("show", run, *asked).words[0] == "step 3"
 
@@ -171,8 +171,8 @@ def test_alerts_are_those_that_the_run_has(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *map(sick, range(3)))
     alert = Alert(1, 0, "body", "output", None, "mine", 1.0, "mine: step 1: beware", "note")
     AlertFile(RunDirectory(run), 0).write([AlertEntry(alert, 0, True, {})])
-    assert call("show", run).words[-2:] == ["1 incident:", "mine: step 1: beware"]
-    assert call("top", run).words[-2:] == ["1 incident:", "mine: step 1: beware"]
+    assert call("show", run).words[-2:] == ["1 note:", "note: mine: step 1: beware"]
+    assert call("top", run).words[-2:] == ["1 note:", "note: mine: step 1: beware"]
     assert call("show", run, "--step", 0).words[-1] == "no incidents"
     assert call("show", run, "--rules", "non-finite").words[-1] == "no incidents"
 
@@ -181,7 +181,7 @@ def test_alerts_of_iterations_that_closed_no_step_come_with_the_last_step(tmp_pa
     run = write_run(tmp_path / "run", *map(healthy, range(3)))
     alert = Alert(3, 0, "loss", "scalar", None, "mine", 1.0, "mine: step 3: beware", "note")
     AlertFile(RunDirectory(run), 0).write([AlertEntry(alert, 0, True, {})])
-    assert call("show", run).words[-2:] == ["1 incident:", "mine: step 3: beware"]
+    assert call("show", run).words[-2:] == ["1 note:", "note: mine: step 3: beware"]
     assert call("show", run, "--step", 1).words[-1] == "no incidents"
 
 
@@ -199,5 +199,5 @@ def test_a_late_error_is_not_hidden_behind_notes(tmp_path: Path) -> None:
     ]
     AlertFile(RunDirectory(run), 0).write(told)
     shown = call("show", run, "--alerts", 2).words[-3:]
-    assert shown == ["6 incidents, the worst 2:", "r0: note", "r5: error"]
-    assert call("top", run).words[-1] == "r5: error"
+    assert shown == ["1 error, 5 notes, the worst 2:", "note: r0: note", "error: r5: error"]
+    assert call("top", run).words[-1] == "error: r5: error"

@@ -22,8 +22,8 @@ def test_the_planted_fault_is_found_and_the_report_written(
     (warned,) = [line for line in result.err.splitlines() if "warning" in line]
     assert warned.startswith("hookstats: warning: dead channels: step ")
     assert "step 47" in result.words
-    (cause,) = result.words[result.words.index("1 incident:") + 1 :][:1]
-    assert cause.startswith("dead channels: step ")
+    (cause,) = result.words[result.words.index("1 warning:") + 1 :][:1]
+    assert cause.startswith("warning: dead channels: step ")
     assert "output of 'block2.relu' has 24 dead channels of 32" in cause
     assert "; what helps: lower the learning rate" in cause
     assert f"most biases of '{demo.BAD_LAYER}' are -20" in result.out

@@ -33,7 +33,7 @@ def train(steps):
 
 """
 NO_LOSS = "; no loss logged: hookstats show runs/a"
-FIVE = "hookstats: runs/a: 5 steps, 7 tensors, 0 incidents"
+FIVE = "hookstats: runs/a: 5 steps, 7 tensors, no incidents"
 
 
 def ended(folder: Path, end: str) -> tuple[int, list[str]]:
@@ -68,12 +68,12 @@ def ended(folder: Path, end: str) -> tuple[int, list[str]]:
         ),
         pytest.param(
             "watch.set_step(1)",
-            *(0, 0, "hookstats: runs/a: 0 steps, 0 tensors, 0 incidents; no step was closed; "),
+            *(0, 0, "hookstats: runs/a: 0 steps, 0 tensors, no incidents; no step was closed; "),
             marks=pytest.mark.check,
         ),
         pytest.param(
             "raise SystemExit",
-            *(0, 0, "hookstats: runs/a: 0 steps, 0 tensors, 0 incidents; no step was closed; "),
+            *(0, 0, "hookstats: runs/a: 0 steps, 0 tensors, no incidents; no step was closed; "),
             marks=pytest.mark.check,
         ),
     ],
@@ -106,7 +106,7 @@ def test_what_was_not_seen() -> None:
     rows = row("a", "output[1]", 0), row("a", "grad_output", 2), row("b", "output", 0)
     coverage = Coverage((*rows, row("c", "input", 0), row("w", "param_grad", 0)), 1200, 0, 0, {})
     seen = "1,200 steps, 1 tensor"
-    assert coverage.summary(1, has_loss=True) == f"{seen}, 1 incident; 2 modules never called"
+    assert coverage.summary([], has_loss=True) == f"{seen}, no incidents; 2 modules never called"
     assert coverage.summary(None, has_loss=False).endswith("called; no loss logged")
 
 
