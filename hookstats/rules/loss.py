@@ -50,11 +50,13 @@ class Loss(Rule):
     in a row, by `leap` of that gain above the median of the 16 values before, by `deviations` times
     the usual deviation from such medians (1.4826 times the median absolute deviation: Hampel, 1974)
     and by twice the greatest deviation so far: so a loss that has gained no more than its noise
-    never leaps, and a hard batch of a fitted model is no leap. One step is a note, as nets that
-    learn at a high rate leap and recover, unless it is recorded, has no smaller batch than is
-    usual, and is worse than the first 16 values by the gain and by the loss at the start. A loss
-    climbs if the median of the last 16 is `climb` times the greatest of the first 8, where these
-    are the loss of a guess among the last output's channels, and `diverge` times that of any other.
+    never leaps, and a hard batch of a fitted model is no leap. Where less than a twentieth of the
+    loss at the start is gained, as on a plateau, it leaps by a quarter of that loss. One step is a
+    note, as nets that learn at a high rate leap and recover, unless it is recorded, has no smaller
+    batch than is usual, and is worse than the first 16 values by the gain and by the loss at the
+    start. A loss climbs if the median of the last 16 is `climb` times the greatest of the first 8,
+    where these are the loss of a guess among the last output's channels, and `diverge` times that
+    of any other.
 
     It does not fall if after `steps` steps the last third is no lower than the first 16, by Welch's
     t-test at `t` (1947), and it is, to `chance` of it, the loss of a guess, while neither the
@@ -154,7 +156,8 @@ class Loss(Rule):
         value, lasting = float(past[-1]), float(past[-3:].min())
         start = float(np.median(begun[:8]))
         gain = start - float(np.quantile(past[:-1], 0.1))
-        if value - usual <= self.leap * gain:
+        least = 0.25 * abs(start) if gain < 0.05 * abs(start) else self.leap * gain
+        if value - usual <= least:
             return None
         before = past[:-3] if lasting - usual > self.leap * gain else past[:-1]
         if len(before) <= _NEAR + 3:

@@ -109,6 +109,15 @@ def test_the_end_of_a_plateau_leaps_alone() -> None:
     assert [alert.severity for alert in found] == ["note", "warning"]
 
 
+def test_a_loss_that_rises_a_little_as_its_plateau_ends() -> None:
+    """As that of spiking neurons, none of which fires at first."""
+    losses = [0.1 + 1e-5 * (step % 3) for step in range(50)]
+    losses += [0.097, 0.096, 0.094, 0.099, 0.098] * 2
+    assert of_scalars(Loss(first=300), [*losses, 0.104, 0.107, 0.111, 0.109, 0.09]) == []
+    found = of_scalars(Loss(first=300), [*losses, 0.15, 0.16, 0.17])
+    assert [alert.severity for alert in found] == ["note", "warning"]
+
+
 @pytest.mark.check
 def test_a_loss_that_is_noise_does_not_leap_or_climb() -> None:
     generator = torch.Generator().manual_seed(1)
