@@ -26,7 +26,7 @@ class Tolerance:
     """The share of the values that may lie in a bin next to their own."""
 
 
-HOOKSTATS = Tolerance(mean=1e-6, var=1e-5, cancellation=0.0, l1=1e-6, misplaced=0.0)
+HOOKSTATS = Tolerance(mean=2e-6, var=1e-5, cancellation=0.0, l1=1e-6, misplaced=0.0)
 """What hookstats promises."""
 
 FLOAT32 = Tolerance(mean=1e-4, var=1e-3, cancellation=1e-5, l1=1e-4, misplaced=1e-5)
