@@ -7,6 +7,8 @@ rather than searched for: good enough for values around zero, and only there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -73,3 +75,9 @@ def _log_slot(x: Tensor, bins: LogBins) -> Tensor:
     bits = x.view(torch.int32)
     away = 1 + ((bits & 0x7FFF_FFFF) >> (_MANTISSA_BITS - bins.subdivision_bits))
     return bins.slots // 2 + torch.where(x == 0, 0, torch.where(bits < 0, -away, away))
+
+
+def compiled() -> Callable[..., Statistics]:
+    """`statistics`, compiled for each shape; dynamo forgets others, as it gives up on many."""
+    torch.compiler.reset()
+    return torch.compile(statistics, dynamic=False)

@@ -352,8 +352,7 @@ class CompiledHooks(EagerHooks):
     warm_up = 3
 
     def attach(self) -> None:
-        torch.compiler.reset()
-        self.statistics = torch.compile(eager.statistics, dynamic=False)
+        self.statistics = eager.compiled()
         super().attach()
 
     def _step(self) -> None:

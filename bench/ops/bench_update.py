@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 import pytest
-import torch
 from layouts import COMPILED, SAMPLES
 from peers import HISTC, Histc, InTorch, OneThread, Read, Update
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -49,8 +48,7 @@ def case_of(name: str, asked: str) -> Measured:
     def compiled() -> Peer:
         if SMOKE and asked != MOMENTS:
             raise Absent("takes long to compile")
-        torch.compiler.reset()  # else dynamo gives up on so many shapes of one function
-        return InTorch(sample, what, torch.compile(eager.statistics, dynamic=False))
+        return InTorch(sample, what, eager.compiled())
 
     makers: dict[str, Callable[[], Peer]] = {
         "read": partial(Read, sample),

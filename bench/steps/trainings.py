@@ -252,8 +252,7 @@ class CompiledHooks(EagerHooks):
     """The same, by what torch.compile makes of it for each shape."""
 
     def attach(self) -> None:
-        torch.compiler.reset()
-        self.statistics = torch.compile(eager.statistics, dynamic=False)
+        self.statistics = eager.compiled()
         super().attach()
 
     def run(self) -> float:

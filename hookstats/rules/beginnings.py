@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,6 +26,9 @@ norms, gains of branches, tokens, positions."""
 _WEIGHT = re.compile(r"weight(_v|_mu|_orig|_[ih]h_l\d+(_reverse)?)?\Z")
 _NUMBER = re.compile(r"\d+")
 
+Place = tuple[str, str]
+"""What names share that differ in one number: what is before it and after it."""
+
 
 def role(name: str) -> str:
     """A name without its numbers, which layers that do the same at other depths share.
@@ -33,6 +36,12 @@ def role(name: str) -> str:
     The number at the end of a word is a number, too: "conv1" and "conv2" share "conv#".
     """
     return _NUMBER.sub("#", name)
+
+
+def numbered(name: str) -> Iterator[tuple[str, Place]]:
+    """Of each number in a name: the block that ends with it, and the place in such blocks."""
+    for number in _NUMBER.finditer(name):
+        yield name[: number.end()], (name[: number.start()], name[number.end() :])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,19 +198,21 @@ def _matrices(setup: Setup) -> list[Weight]:
 def _zero_in_each_copy(gains: Mapping[str, float]) -> set[str]:
     """The weights that are zero in each copy of a block that has other weights, too: somebody wants
     them so, as the last ones of networks that begin as the identity."""
-    copies: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # blocks by their weight
-    others = set()
-    for name, gain in gains.items():
-        for number in _NUMBER.finditer(name):
-            block = name[: number.end()]
-            copies[name[: number.start()], name[number.end() :]].append(block)
-            if gain:
-                others.add(block)
+    others = {block for name, gain in gains.items() if gain for block, _ in numbered(name)}
     found: set[str] = set()
-    for (_, rest), blocks in copies.items():
+    for (_, rest), blocks in _copies(gains).items():
         weights = {block + rest for block in blocks}
         if len(blocks) > 1 and not any(map(gains.get, weights)) and others.issuperset(blocks):
             found |= weights
+    return found
+
+
+def _copies(names: Iterable[str]) -> dict[Place, list[str]]:
+    """The blocks that have something at the same place, in the order of `names`."""
+    found: defaultdict[Place, list[str]] = defaultdict(list)
+    for name in names:
+        for block, place in numbered(name):
+            found[place].append(block)
     return found
 
 
@@ -315,8 +326,7 @@ class Untrained(Rule):
     was called, gives a warning; a note, if it is in the last of several blocks alone. So does one
     that had a gradient in each step before, and none in the last `gone`, while its module is
     called; a gradient that came and could not be read is none of these. There is one alert per
-    reason, about the first
-    parameter. The alert's value is their number.
+    reason, about the first parameter. The alert's value is their number.
     """
 
     name: ClassVar[str] = "untrained"
@@ -451,30 +461,25 @@ class Untrained(Rule):
         ]
         if names:
             every = [w.name for w in setup.weights]
-            got = [name for name in every if history.knows((name, "param_grad"))]
-            is_unused = all(_is_in_the_last_block(n, every, got) for n in names)
+            got = {name for name in every if history.knows((name, "param_grad"))}
+            is_unused = _in_last_blocks(every, got).issuperset(names)
             says = f"never came{_more(names)}, though its module was called"
             severity: Severity = "note" if is_unused else "warning"
             yield self._about((names[0], "param_grad"), record, says, names, severity)
 
 
-def _is_in_the_last_block(name: str, names: Sequence[str], got: Sequence[str]) -> bool:
-    """Whether a block is the last that has a parameter at this place, and others of the block and
-    of the place `got` gradients: what the last block gives beside its main output, nothing
-    takes."""
-    for number in _NUMBER.finditer(name):
-        before, block, rest = name[: number.start()], name[: number.end()], name[number.end() :]
-        places = {
-            int(middle): other
-            for other in names
-            if other.startswith(before)
-            and other.endswith(rest)
-            and (middle := other[len(before) : len(other) - len(rest)]).isdigit()
-        }
-        is_last = max(places) == int(number[0]) and any(n in got for n in places.values())
-        if is_last and any(other.startswith(f"{block}.") for other in got):
-            return True
-    return False
+def _in_last_blocks(names: Iterable[str], got: Collection[str]) -> set[str]:
+    """The parameters of the last of several blocks of which earlier ones `got` a gradient, as did
+    others of the last block: what this gives beside its main output, nothing takes.
+
+    names: of all parameters, in the order of the model.
+    """
+    alive = {block for name in got for block, _ in numbered(name)}
+    return {
+        blocks[-1] + rest
+        for (_, rest), blocks in _copies(names).items()
+        if blocks[-1] in alive and any(block + rest in got for block in blocks[:-1])
+    }
 
 
 def _more(names: Sequence[str]) -> str:

@@ -26,12 +26,11 @@ class DeadChannels(Rule):
     as behind a ReLU that never opens. A warning is given if `share` of the tensor's channels, and
     at least four, died within three steps, or `never` of them were never alive; a note if so many
     died one by one, as units of sound models do, or `few` of them where a layer has `width`
-    channels or more. There
-    is a note, too, where the channels that live are nearly always zero: so sparse codes are. The
-    alert's value is the share of the counted channels, its channel the first of them; the message
-    also says how many channels are dead in this step, as tables and reports count them. If
-    gradients are watched, outputs without a gradient are left out: inputs may have channels that
-    are always zero.
+    channels or more. There is a note, too, where the channels that live are nearly always zero: so
+    sparse codes are. The alert's value is the share of the counted channels, its channel the first
+    of them; the message also says how many channels are dead in this step, as tables and reports
+    count them. If gradients are watched, outputs without a gradient are left out: inputs may have
+    channels that are always zero.
     """
 
     name: ClassVar[str] = "dead channels"

@@ -25,15 +25,15 @@ class Inputs(Rule):
     inputs of zero mean and unit variance); if one of its columns has `most` times the rms of the
     median column, and an rms of `most` / 2; or if no value is above `least`. Later a column
     dominates that is 8 times as large in three steps in a row as it, and the median column, were in
-    any step before, 16 or more. It is unlike before if
-    more of its values have to move to give the average histogram of the steps before (the total
-    variation distance) than `past_inputs.usual_limit` says, in three steps in a row, or half of all
-    in one; small batches have larger distances. Of integers, such as numbers of tokens, only values
-    that no step before had count (see `past_inputs.SeenInputs.distance`). A channel is lost if it
-    is all zero in `lost` steps in a row, 1024 values or more, while others are not, and fewer than
-    9 of 10 of its values were in each of the 20 steps or more before. It is constant if all values
-    are equal, or if the first layer gives the same for each sample in two steps in a row. The alert
-    is about the root's input, or that of the first module. Its value is the rms, or the distance.
+    any step before, 16 or more. It is unlike before if more of its values have to move to give the
+    average histogram of the steps before (the total variation distance) than
+    `past_inputs.usual_limit` says, in three steps in a row, or half of all in one; small batches
+    have larger distances. Of integers, such as numbers of tokens, only values that no step before
+    had count (see `past_inputs.SeenInputs.distance`). A channel is lost if it is all zero in `lost`
+    steps in a row, 1024 values or more, while others are not, and fewer than 9 of 10 of its values
+    were in each of the 20 steps or more before. It is constant if all values are equal, or if the
+    first layer gives the same for each sample in two steps in a row. The alert is about the root's
+    input, or that of the first module. Its value is the rms, or the distance.
     """
 
     name: ClassVar[str] = "inputs"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,7 +12,7 @@ from hookstats.records.alerts import Alert
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
-from hookstats.rules.beginnings import heads_of
+from hookstats.rules.beginnings import Place, heads_of, numbered
 from hookstats.rules.history import History, Sites
 from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.rules.setup import Setup
@@ -23,21 +22,19 @@ _FLOOR = 2.0**-60
 """What stands for an rms of zero."""
 _ROUNDING = 1e-5
 """By how much of its rms a constant may deviate, since sums of fp32 are rounded."""
-_NUMBER = re.compile(r"\d+")
 _COMPARED = ("output", "grad_output", "param_grad")
 
 
 def _groups(of: Sites) -> tuple[tuple[int, ...], ...]:
     """The sites of each role and kind, in the order of the model: three or more, of one shape."""
     sites = of.sites
-    found: dict[tuple[str, str, int, int], list[int]] = {}  # where one number is left out
+    found: dict[tuple[Place, str, int, int], list[int]] = {}
     for i, site in enumerate(sites):
         if plain_kind(site.kind) in _COMPARED:
             if site.kind == "param_grad" and len(site.shape) < 2:  # those of biases may be tiny
                 continue
-            for one in _NUMBER.finditer(site.name):
-                without = f"{site.name[: one.start()]}#{site.name[one.end() :]}"
-                key = without, site.kind, site.channels, len(site.shape)
+            for _, place in numbered(site.name):
+                key = place, site.kind, site.channels, len(site.shape)
                 found.setdefault(key, []).append(i)
     return tuple(
         tuple(sorted(group, key=lambda i: _numbers(sites[i].name)))

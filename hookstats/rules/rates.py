@@ -346,17 +346,17 @@ def relative_updates(history: History, rms: Float64, least: float = 0.0) -> dict
     setup = history.setup
     if not setup.groups:
         return {}
-    known = (w for w in setup.weights if w.rms is not None and w.rms > least)
-    weights = {w.name: w for w in known if len(w.shape) > 1 and w.trained}
     found = {}
-    for i, site in enumerate(history.sites.sites):
-        weight = weights.get(site.name) if site.kind == "param_grad" else None
-        if weight is None or weight.group is None:
+    for weight in setup.weights:
+        site = history.sites.at.get((weight.name, "param_grad"))
+        if site is None or weight.group is None or len(weight.shape) < 2 or not weight.trained:
+            continue
+        if weight.rms is None or weight.rms <= least:
             continue
         past = history.scalars.get(f"{RATE}{weight.group}")
-        size = _size(setup.groups[weight.group], float(rms[i]))
+        size = _size(setup.groups[weight.group], float(rms[site]))
         if past and math.isfinite(size):
-            found[i] = past[-1] * size / (weight.rms or math.inf)
+            found[site] = past[-1] * size / weight.rms
     return found
 
 

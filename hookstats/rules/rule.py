@@ -37,10 +37,9 @@ class Rule:
     """Something that may go wrong, and how to see it in a step's record.
 
     There is an alert when a finding begins: once `patience` steps in a row that were looked at have
-    had it. A
-    finding that stays is reported once. A finding that went away and comes back is reported again,
-    if `every` steps have passed since the last alert, and at once if it gets worse. There is one
-    finding per tensor, unless `scope` says otherwise.
+    had it. A finding that stays is reported once. A finding that went away and comes back is
+    reported again, if `every` steps have passed since the last alert, and at once if it gets worse.
+    There is one finding per tensor, unless `scope` says otherwise.
 
     Args:
         action: "warn" gives one RuleWarning per step; "raise" raises RuleError when the next step

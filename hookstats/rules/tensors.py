@@ -248,11 +248,10 @@ class SuddenShift(Rule):
     `octaves` (factors of two) and by `spans` times what lies between the least and the greatest of
     these, in octaves, too. The rule needs `steps` earlier steps, 30 at most, to know what is usual,
     which span eight times the way over which the change came: else it need not be sudden. Where a
-    loss falls as it never did, it is progress.
-    Gradients shrink as training converges, and gradients of activations leap in sound training
-    runs, too: both are left out, and so are integers, as numbers of tokens. If several tensors of a
-    kind shift in a step, the alert is about the first in execution order. The alert's value is the
-    signed number of octaves from the median.
+    loss falls as it never did, it is progress. Gradients shrink as training converges, and
+    gradients of activations leap in sound training runs, too: both are left out, and so are
+    integers, as numbers of tokens. If several tensors of a kind shift in a step, the alert is about
+    the first in execution order. The alert's value is the signed number of octaves from the median.
     """
 
     name: ClassVar[str] = "sudden shift"

@@ -61,9 +61,8 @@ class Histogram:
         """The values that the fractions `q` of the finite values do not exceed.
 
         A quantile is interpolated linearly between the edges of its bin, and not between two values
-        as `torch.quantile` does. No bin reaches beyond min
-        or max; the underflow begins at min, and the overflow ends at max. NaN for channels without
-        finite values, or none that was counted.
+        as `torch.quantile` does. No bin reaches beyond min or max; the underflow begins at min, and
+        the overflow ends at max. NaN for channels without finite values, or none that was counted.
 
         Args:
             q: a fraction in 0..1, or several of any shape.
