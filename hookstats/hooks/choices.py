@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -49,7 +50,7 @@ class Choices:
                 yield module, module.register_forward_hook(_ChoiceHook(sites, many))
 
 
-class OutputHook(Hook):
+class OutputHook(Hook, ABC):
     """Forward hook that looks at what a module returns in recorded calls of the training, until a
     call has nothing to look at, or it fails."""
 
@@ -76,9 +77,9 @@ class OutputHook(Hook):
                 self._is_done = True
                 notify({}, self._what, error_text(error))
 
+    @abstractmethod
     def look(self, found: Sequence[Leaf]) -> bool:
         """Look at the tensors of a call; whether to look at later calls."""
-        raise NotImplementedError
 
 
 def is_number_of(tensor: Tensor) -> bool:
