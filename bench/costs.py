@@ -1,9 +1,9 @@
-"""python -m bench.costs OUT.json: what a watch costs a training, by whole processes in turn.
+"""python -m bench.costs OUT.json [--table]: what recorders cost a training, by whole processes.
 
 Every variant of every training runs in a process, one after the other, several times: a warm-up,
 then at least SECONDS of steps, of which the mean counts. `wall` is a step's time, `cpu` the CPU
 time of all threads of the process: medians of the ratios to the first variant's run of the same
-round.
+round. With --table, print the table that the documentation quotes from a file that there is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -99,6 +99,23 @@ def train(job: Job, attach: Attach, warm_up: int, seconds: float, out: str) -> d
     }
 
 
+def rows(costs: Mapping[str, Any]) -> list[str]:
+    """The table of a file in Markdown: what each variant adds to a step's time."""
+    trainings = {name: costs[name] for name in TRAININGS if name in costs}
+    base, *names = [name for name in VARIANTS if any(name in each for each in trainings.values())]
+    columns = ["training", "step", *names]
+    found = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for training, each in trainings.items():
+        added = [_added(each[name]["wall"]) if name in each else "" for name in names]
+        found.append(f"| {training} | {each[base]['ms']:.0f} ms | {' | '.join(added)} |")
+    return found
+
+
+def _added(ratio: float) -> str:
+    """What a ratio of times adds, as text."""
+    return f"+{100 * (ratio - 1):.0f} %" if ratio >= 1.005 else "none measured"
+
+
 def _in_process(training: str, variant: str, options: argparse.Namespace) -> dict[str, float]:
     """`train` in another process; its last line is the result."""
     with tempfile.TemporaryDirectory() as out:
@@ -112,6 +129,7 @@ def _in_process(training: str, variant: str, options: argparse.Namespace) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--train", nargs=2, metavar=("TRAINING", "VARIANT"))
     parser.add_argument("--only", default="", help="a part of the name of the trainings to run")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
@@ -119,6 +137,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
+    if options.table:
+        print("\n".join(rows(json.loads(options.out.read_text()))))
+        return
     if options.train:
         training, variant = options.train
         job, attach = TRAININGS[training], VARIANTS[variant]

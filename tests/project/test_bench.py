@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from support.paths import ROOT
 
 sys.path.append(str(ROOT))  # `bench` is a folder there, and not installed
 
-from bench import tables
+from bench import costs, tables
 from bench.measure import Case, Table
 from bench.turns import Rounds, interleave
 
@@ -87,3 +88,12 @@ def test_a_file_has_its_cases_as_tables(tmp_path: Path) -> None:
         "  eager                     60   58.5     40   4",
         "  histc*                     5      4      5   4",
     ]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md", "docs/comparison.md"])
+def test_pages_quote_the_measured_costs(page: str) -> None:
+    measured = json.loads((ROOT / "bench/results/costs.json").read_text())
+    (quoted,) = re.findall(
+        r"<!-- costs -->\n(.*?)\n<!-- /costs -->", (ROOT / page).read_text("utf-8"), re.DOTALL
+    )
+    assert quoted == "\n".join(costs.rows(measured))
