@@ -1,6 +1,6 @@
 """Where a trainer and a rollout engine part, beyond what batches of other sizes explain.
 
-A site's distance is how much its rms differs, plus how many of its values lie in other bins.
+A site's distance is how much its rms differs, and its mean and mean magnitude in units of it.
 """
 
 import copy

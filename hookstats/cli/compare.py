@@ -1,11 +1,12 @@
 """compare: find the first step and layer where two runs differ, and what differs most.
 
-Integers (counts, histograms) are compared exactly, moments to the last bit or within --rtol.
-Differences are relative: of a moment to its magnitude, of a mean to the rms, of a count to the
-number of values. In the row "hist", A and B count the values in bins where the other run has fewer.
-The second table lists the sites by how much they differ over all steps: by the ratio of their rms
-and by the share of their values that moved to other bins. Sites of only one run come first, and
-sites with NaNs in only one. "change" compares the rms of B with that of A in the step of "in step".
+Counts are compared exactly, moments (mean, variance, extremes, l1) to the last bit or within
+--rtol. Differences are relative: of a moment to its magnitude, of a mean to the rms, of a count to
+the number of values. In the row "hist", A and B count the values in bins where the other run has
+fewer. The second table lists the sites by how much they differ over all steps: by the ratio of
+their rms, and by their means and mean magnitudes in units of it. Sites of only one run come first,
+and sites with NaNs in only one. In the step of "in step", "change" compares the rms of B with that
+of A, and "values moved" is the share of the values that lie in other bins.
 The exit code is that of diff: 0 if the runs are equal, 1 if they differ, 2 after an error.
 
 examples:

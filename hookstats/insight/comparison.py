@@ -6,21 +6,22 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookstats.records import difference
 from hookstats.records.difference import STATISTICS, Comparison, Difference, Side
 from hookstats.records.display import view_of
 from hookstats.records.keys import InOrder, Key, hint, label
 from hookstats.records.replicas import CHECKSUM
-from hookstats.records.sparse import Float64, Int64
+from hookstats.records.sparse import Int64
 from hookstats.runs import selections
 from hookstats.runs.decode import decode, numbers, one_chunk
-from hookstats.runs.format import CHANNELS, HISTOGRAM, TENSORS, require_pyarrow, schema_of
+from hookstats.runs.format import CHANNELS, TENSORS, require_pyarrow, schema_of
 from hookstats.runs.format import STATISTICS as COLUMNS
 from hookstats.runs.run import Run, open_run
 from hookstats.runs.selections import SiteNumbers
@@ -28,10 +29,9 @@ from hookstats.runs.series import span
 
 _SHOWN = 10
 """The number of sites that the text of a comparison lists."""
-_AT_ONCE = 1 << 13
+_AT_ONCE = 1 << 14
 """About how many tensors of each run are compared at once."""
 _SITE = STATISTICS.index("site")
-_UNLIKE = tuple(map(STATISTICS.index, ("site", "channels", "nan", "posinf", "neginf")))
 
 Chooser = Callable[[Collection[Key]], Collection[Key]]
 
@@ -47,16 +47,31 @@ class SiteDifferences:
     steps: int
     """The number of steps in which it differs."""
     distance: float
-    """The mean over the compared steps of ``abs(log(rms of B / rms of A))`` + `moved`; inf where a
-    step cannot be compared: only one run has the site or has non-finite values in it, or the
-    numbers of channels differ."""
+    """The mean over the compared steps of how far apart the tensors are in size and shape:
+    ``abs(log(rms of B / rms of A))``, plus the differences of their means and of their mean
+    magnitudes, each in units of its tensor's rms. It is inf where a step cannot be compared: only
+    one run has the site or has non-finite values in it, only one rms is 0, or the numbers of
+    channels differ."""
     step: int
     """The step in which the site differs most."""
     rms: tuple[float, float]
     """The rms of the whole tensor in that step, in A and in B; NaN where there is none."""
-    moved: float
-    """The share of the values, 0 to 1, that lie in other bins of the histogram in that step: half
-    the L1 distance of the two. NaN where the runs have other bins, or none."""
+    read: InitVar[Callable[[int, Key], float]]
+    """What `moved` calls."""
+
+    def __post_init__(self, read: Callable[[int, Key], float]) -> None:
+        self._read = read
+
+    @cached_property
+    def moved(self) -> float:
+        """The share of the values, 0 to 1, that lie in other bins of the histogram in that step:
+        half the L1 distance of the two. NaN where the runs have other bins, or none, or the step
+        was deleted since. The histograms of the step are read when this is asked for.
+
+        Raises:
+            ValueError: a part is damaged.
+        """
+        return self._read(self.step, (self.name, self.kind))
 
     @property
     def ratio(self) -> float:
@@ -65,42 +80,46 @@ class SiteDifferences:
         return b / a if a else math.nan if b == 0 or math.isnan(b) else math.inf
 
 
-class _Found(NamedTuple):
-    """What differs in some steps, one row for each site and step: [N] each."""
-
-    site: Int64
-    step: Int64
-    distance: Float64
-    relative: Float64
-    """The greatest of all statistics."""
-    rms: Float64
-    """[N, 2]."""
-    moved: Float64
+_FOUND = np.dtype(
+    [
+        ("first", np.int64),
+        ("steps", np.int64),
+        ("total", np.float64),  # of the distances in these steps
+        ("relative", np.float64),  # the greatest, of all statistics
+        ("distance", np.float64),  # the greatest
+        ("step", np.int64),  # which has that
+        ("rms", np.float64, 2),  # there
+    ]
+)
+"""How a site differs in the steps so far."""
 
 
 class RunComparison:
     """How run B differs from run A, step by step and site by site; true if they differ."""
 
-    def __init__(self, a: str, b: str) -> None:
-        self.a = a
+    def __init__(self, a: Run, b: Run, rtol: float, called: Callable[[str], str]) -> None:
+        """The arguments are those of `compare_runs`."""
+        self.a = str(a.path)
         """The path of run A."""
-        self.b = b
+        self.b = str(b.path)
         """The path of run B."""
         self.steps: list[int] = []
         """The steps that were compared, ascending."""
         self.differing: list[int] = []
         """Those of them that differ."""
-        self.compared: set[Key] = set()
-        """The sites that were compared."""
         self.first: tuple[int, list[Difference]] | None = None
         """The first step that differs, and all differences of the first site there."""
         self.only: list[tuple[str, list[int]]] = []
         """(run, steps): the steps that only this run has."""
         self._seen: dict[Key, int] = {}
+        self._compared: set[int] = set()  # numbers, as in _seen
         self._keys: list[Key] = []  # of the comparison that was added last
         self._numbers = np.zeros(0, np.int64)  # of these, as in _seen
         self._wanted = np.zeros(0, bool)
-        self._found: list[_Found] = []
+        self._found = np.zeros(0, _FOUND)  # by number
+        self._runs = a, b
+        self._rtol, self._called = rtol, called
+        self._moved: dict[int, dict[Key, float]] = {}  # by step
 
     def __bool__(self) -> bool:
         return bool(self.differing or self.only)
@@ -113,35 +132,30 @@ class RunComparison:
         """The sites of both runs, chosen or not."""
         return self._seen
 
+    @property
+    def compared(self) -> set[Key]:
+        """The sites that were compared."""
+        return {key for key, number in self._seen.items() if number in self._compared}
+
     @cached_property
     def sites(self) -> list[SiteDifferences]:
         """The sites that differ, those with the greatest `SiteDifferences.distance` first; among
         equals, differing sites first."""
-        if not self._found:
-            return []
-        found = _Found(*map(np.concatenate, zip(*self._found, strict=True)))
-        order = np.argsort(found.site, kind="stable")
-        starts = np.flatnonzero(np.diff(found.site[order], prepend=-1))
-        ends = np.append(starts[1:], len(order))
-        first = found.step[order[starts]]
-        distance = np.add.reduceat(found.distance[order], starts) / len(self.steps)
-        relative = np.maximum.reduceat(found.relative[order], starts)
-        # Of equal distances, that of the first step.
-        worst = np.lexsort((-found.step, found.distance, found.site))[ends - 1]
-        site = found.site[worst]
-        keys = list(self._seen)
+        found, keys = self._found, list(self._seen)
+        order = np.lexsort((-found["relative"], found["first"], -found["total"]))
         return [
             SiteDifferences(
-                name=keys[site[i]][0],
-                kind=keys[site[i]][1],
-                first=int(first[i]),
-                steps=int(ends[i] - starts[i]),
-                distance=float(distance[i]),
-                step=int(found.step[worst[i]]),
-                rms=(float(found.rms[worst[i], 0]), float(found.rms[worst[i], 1])),
-                moved=float(found.moved[worst[i]]),
+                name=keys[i][0],
+                kind=keys[i][1],
+                first=int(found["first"][i]),
+                steps=int(found["steps"][i]),
+                distance=float(found["total"][i]) / len(self.steps),
+                step=int(found["step"][i]),
+                rms=(float(found["rms"][i, 0]), float(found["rms"][i, 1])),
+                read=self._moved_in,
             )
-            for i in np.lexsort((site, -relative, first, -distance)).tolist()
+            for i in order.tolist()
+            if found["steps"][i]
         ]
 
     @property
@@ -168,27 +182,67 @@ class RunComparison:
         taken = np.tile(self._wanted, len(comparison.steps)) & comparison.there
         if common:
             taken &= ~np.isinf(relative[:, _SITE])
-        some = taken.reshape(len(comparison.steps), -1).any(0)
-        self.compared.update(keys[site] for site in np.flatnonzero(some))
+        shape = len(comparison.steps), len(keys)
+        self._compared.update(self._numbers[taken.reshape(shape).any(0)].tolist())
         self.steps += comparison.steps
-        places = np.flatnonzero(taken & relative.any(1))
-        if not len(places):
+        differs = taken & relative.any(1)
+        if not differs.any():
             return
-        steps = np.array(comparison.steps, np.int64)[places // len(keys)]
+        steps = np.array(comparison.steps, np.int64)
+        differing = steps[differs.reshape(shape).any(1)].tolist()
         if self.first is None:
-            self.first = int(steps[0]), comparison.of(int(places[0]))
-        self.differing += np.unique(steps).tolist()
-        has_size = np.array([kind != CHECKSUM for _, kind in keys], bool)
-        self._found.append(
-            _Found(
-                self._numbers[places % len(keys)],
-                steps,
-                np.where(has_size[places % len(keys)], _distances(comparison)[places], 0.0),
-                relative[places].max(1),
-                comparison.rms[places],
-                comparison.moved[places],
-            )
+            self.first = differing[0], self._all_of(comparison, int(differs.argmax()), differing[0])
+        self.differing += differing
+        sites = np.flatnonzero(differs.reshape(shape).any(0))
+        self._note(comparison, differs.reshape(shape)[:, sites], sites, steps)
+
+    def _note(
+        self, comparison: Comparison, differs: NDArray[np.bool_], sites: Int64, steps: Int64
+    ) -> None:
+        """Note how some sites of a comparison differ.
+
+        differs: [T, sites], whether in this step.
+        """
+        shape = len(steps), len(comparison.keys)
+        distance, relative = (
+            np.where(differs, of_places.reshape(shape)[:, sites], 0.0)
+            for of_places in (comparison.distance, comparison.relative.max(1))
         )
+        distance[:, [comparison.keys[site][1] == CHECKSUM for site in sites]] = 0.0
+        self._found = np.append(self._found, np.zeros(len(self._seen) - len(self._found), _FOUND))
+        found = self._found[self._numbers[sites]]
+        new = found["steps"] == 0
+        found["first"][new] = steps[differs.argmax(0)][new]
+        found["steps"] += differs.sum(0)
+        found["total"] += distance.sum(0)
+        found["relative"] = np.maximum(found["relative"], relative.max(0))
+        worst = np.where(differs, distance, -1.0).argmax(0)  # of equal distances the first
+        greatest = distance[worst, np.arange(len(sites))]
+        more = new | (greatest > found["distance"])
+        found["distance"][more] = greatest[more]
+        found["step"][more] = steps[worst][more]
+        found["rms"][more] = comparison.rms[worst * shape[1] + sites][more]
+        self._found[self._numbers[sites]] = found
+
+    def _all_of(self, comparison: Comparison, place: int, step: int) -> list[Difference]:
+        """The differences at a place, with those of histograms, unless the step was deleted."""
+        found = comparison.of(place)
+        with suppress(KeyError):
+            a, b = (run[step] for run in self._runs)
+            whole = difference.between(a, b, self._rtol, self._called)
+            key = comparison.keys[place % len(comparison.keys)]
+            found = whole.of(whole.keys.index(key)) or found  # channels may be equal nevertheless
+        return found
+
+    def _moved_in(self, step: int, key: Key) -> float:
+        """`SiteDifferences.moved` of a site in a step."""
+        with suppress(KeyError):  # the step was deleted since, to keep to max_bytes
+            if step not in self._moved:
+                a, b = (run.tensors(step) for run in self._runs)
+                whole = difference.between(a, b, called=self._called)
+                self._moved[step] = dict(zip(whole.keys, whole.moved.tolist(), strict=True))
+            return self._moved[step][key]
+        return math.nan
 
     def __repr__(self) -> str:
         return f"RunComparison({self.a!r}, {self.b!r}: {self._verdict()})"
@@ -229,7 +283,9 @@ def compare(
 ) -> RunComparison:
     """Compare two runs, step by step: ``print(hs.compare("runs/a", "runs/b"))``.
 
-    Integers (counts, histograms) are compared exactly, moments to the last bit or within `rtol`.
+    Counts are compared exactly, moments (mean, variance, extremes, l1) to the last bit or within
+    `rtol`. Tensors that agree in all of these are equal: histograms are only read to say how what
+    is shown differs.
     For two runs with one seed, `RunComparison.first` is where they first differ;
     `RunComparison.sites` shows where any two runs differ most.
 
@@ -305,7 +361,7 @@ def compare_runs(
 ) -> RunComparison:
     """What `compare` does, of the sites that `chosen` picks; `shown` goes through the steps, and
     may show how far it is; `called` says what a site of B is called in A."""
-    found = RunComparison(str(a.path), str(b.path))
+    found = RunComparison(a, b, rtol, called)
     of_a, of_b = set(a.steps), set(b.steps)
     if not common:
         only = ((found.a, of_a - of_b), (found.b, of_b - of_a))
@@ -322,8 +378,8 @@ def comparisons(
     rtol: float = 0.0,
     called: Callable[[str], str] = str,
 ) -> Iterator[Comparison]:
-    """The comparisons of steps that both runs have, ascending; of many at once where channels were
-    not kept by both. called: what a site of B is called in A.
+    """The comparisons of steps that both runs have, ascending, without histograms; of many at once
+    where channels were not kept by both. called: what a site of B is called in A.
 
     Raises:
         ValueError: rtol is not 0 or more, or a part is damaged.
@@ -347,7 +403,7 @@ def comparisons(
             np.searchsorted(several, numbers(table.column("step"))) * len(keys) + place[site]
             for table, site in zip(tables, sites, strict=True)
         )
-        of_a, of_b = map(_side, (a, b), tables, channels, places)
+        of_a, of_b = map(_side, tables, channels, places)
         return difference.differences(several, named, of_a, of_b, rtol)
 
     pending: list[int] = []
@@ -366,10 +422,9 @@ def comparisons(
         yield compared(pending)
 
 
-_STATE = (*COLUMNS, *HISTOGRAM)
 _NAMES = {
-    TENSORS: ("step", "site", "kind", "channels", "dtype", "observed", *_STATE),
-    CHANNELS: ("step", *_STATE),
+    TENSORS: ("step", "site", "kind", "channels", "dtype", "observed", *COLUMNS),
+    CHANNELS: ("step", *COLUMNS),
 }
 """The columns that are compared."""
 
@@ -402,8 +457,8 @@ class _Reader:
         return table.unify_dictionaries().combine_chunks()
 
 
-def _side(run: Run, tensors: Any, channels: Any, places: Int64) -> Side:
-    """The rows of a run as a side of a comparison."""
+def _side(tensors: Any, channels: Any, places: Int64) -> Side:
+    """The rows of a run as a side of a comparison, without histograms."""
     dtype = one_chunk(tensors.column("dtype"))
     dtypes = np.array(dtype.dictionary.to_pylist(), object)
     return Side(
@@ -413,8 +468,8 @@ def _side(run: Run, tensors: Any, channels: Any, places: Int64) -> Side:
         numbers(tensors.column("observed")),
         decode(tensors),
         None if channels is None else decode(channels),
-        run.bins,
-        run.channel_bins,
+        bins=None,
+        channel_bins=None,
     )
 
 
@@ -430,17 +485,3 @@ def format_ratio(ratio: float) -> str:
         return f"x{ratio:.3g}"
     change = ratio - 1
     return f"{change:+.1%}" if abs(change) >= 1e-3 else f"{change:+.0e}" if change else "same"
-
-
-def _distances(comparison: Comparison) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The distance of each site in one step, as `SiteDifferences.distance` says."""
-    a, b = comparison.rms.T
-    with np.errstate(divide="ignore", invalid="ignore"):
-        apart = np.abs(np.log(b / a))
-    apart[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
-    apart[np.isnan(apart)] = math.inf
-    apart[np.isinf(comparison.relative[:, _UNLIKE]).any(1)] = math.inf
-    distances: np.ndarray[tuple[int], np.dtype[np.float64]] = apart + np.nan_to_num(
-        comparison.moved
-    )
-    return distances

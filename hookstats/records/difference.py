@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.keys import Key
+from hookstats.records.keys import InOrder, Key
 from hookstats.records.merge import estimated
-from hookstats.records.record import Table
+from hookstats.records.record import StepRecord, Table
 from hookstats.records.sparse import Float64, Int64, SparseCounts, rows_of
 from hookstats.stats import derived
 from hookstats.stats.bins import Bins, is_sampled
@@ -28,7 +28,7 @@ STATISTICS = (*_OF_SITES, *TALLIES, *_MOMENTS)
 the site; "channels", how many; "dtype"; "observed", calls merged; "hist" and "channel_hist", how
 many values lie in bins where the other record has fewer."""
 
-_ROWS = 512  # histograms whose dense counts fit into a cache
+_UNLIKE = tuple(map(STATISTICS.index, ("site", "channels", *_NON_FINITE)))
 
 
 class Difference(NamedTuple):
@@ -79,9 +79,14 @@ class Comparison:
     relative: Float64
     rms: Float64
     """float64 [n, 2]: the rms of the whole tensor in each record; NaN where there is none."""
+    distance: Float64
+    """float64 [n]: how far apart the tensors are in size and shape: ``abs(log(rms of B / rms of
+    A))``, plus the differences of their means and of their mean magnitudes, each in units of its
+    tensor's rms. It is inf where only one record has the site or has NaNs or infinities in it,
+    where only one rms is 0, or where the numbers of channels differ."""
     moved: Float64
     """float64 [n]: the share of the tensor's values that lie in other bins; NaN without bins that
-    both records have."""
+    both sides have."""
     there: NDArray[np.bool_]
     """bool [n]: whether either run has the site in the step."""
     _starts: Int64  # of each place's channels in the arrays of _channels
@@ -111,6 +116,28 @@ class Comparison:
         return Difference(*self.keys[place % len(self.keys)], what, channel, a, b, relative)
 
 
+def between(
+    a: StepRecord, b: StepRecord, rtol: float = 0.0, called: Callable[[str], str] = str
+) -> Comparison:
+    """`differences` of two records of one step; `called` says what a site of B is called in A."""
+    keys_b = [(called(name), kind) for name, kind in b]
+    numbers = {key: i for i, key in enumerate(InOrder((a, keys_b)))}
+
+    def side(record: StepRecord, keys: Iterable[Key]) -> Side:
+        return Side(
+            np.array([numbers[key] for key in keys], np.int64),
+            np.array([site.channels for site in record.sites], np.int64),
+            np.array([site.dtype for site in record.sites], object),
+            record.observed,
+            record.tensors,
+            record.channels,
+            record.bins,
+            record.channel_bins,
+        )
+
+    return differences([a.step], list(numbers), side(a, a), side(b, keys_b), rtol)
+
+
 def differences(
     steps: Sequence[int], keys: list[Key], a: Side, b: Side, rtol: float = 0.0
 ) -> Comparison:
@@ -127,7 +154,7 @@ def differences(
     n = len(steps) * len(keys)
     in_a, in_b = np.full((2, n), -1)  # the rows of each place
     in_a[a.places], in_b[b.places] = np.arange(len(a.places)), np.arange(len(b.places))
-    relative = np.zeros((n, len(STATISTICS)))
+    relative = np.zeros((len(STATISTICS), n)).T  # written statistic by statistic
     found: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {"site": (in_a >= 0, in_b >= 0)}
     relative[(in_a < 0) != (in_b < 0), STATISTICS.index("site")] = np.inf
     both = np.flatnonzero((in_a >= 0) & (in_b >= 0))
@@ -161,12 +188,32 @@ def differences(
         limit = rtol if what in _MOMENTS else 0.0
         relative[both, STATISTICS.index(what)] = np.where(worst > limit, worst, 0.0)
 
-    rms = np.full((n, 2), np.nan)
-    for i, side in enumerate((a, b)):
-        rms[side.places, i] = statistic("rms", side.tensors.column)
+    sizes = np.full((2, 3, n), np.nan)
+    for of_side, side in zip(sizes, (a, b), strict=True):
+        of_side[:, side.places] = _size_and_shape(side.tensors)
+    distance = _apart(*sizes)
+    distance[np.isinf(relative[:, _UNLIKE]).any(1)] = np.inf
     starts = offsets_of(_spread(widths, both, n))
     there = (in_a >= 0) | (in_b >= 0)
-    return Comparison(steps, keys, relative, rms, moved, there, starts, channels, found)
+    rms = sizes[:, 0].T
+    return Comparison(steps, keys, relative, rms, distance, moved, there, starts, channels, found)
+
+
+def _size_and_shape(table: Table) -> Float64:
+    """[3, rows]: the rms; the mean and the mean magnitude in units of it."""
+    rms, mean = (statistic(name, table.column) for name in ("rms", "mean"))
+    with np.errstate(all="ignore"):
+        return np.stack([rms, mean / rms, table.column("l1") / (table.column("count") * rms)])
+
+
+def _apart(a: Float64, b: Float64) -> Float64:
+    """`Comparison.distance` of tensors of these sizes and shapes, [3, n] each."""
+    with np.errstate(all="ignore"):
+        distance: Float64 = np.abs(np.log(b[0] / a[0]))
+    distance[(a[0] == b[0]) | (np.isnan(a[0]) & np.isnan(b[0]))] = 0.0
+    distance[np.isnan(distance)] = np.inf
+    distance += np.nan_to_num(np.abs(a[1:] - b[1:])).sum(0)
+    return distance
 
 
 def _spread(values: NDArray[Any], places: Int64, n: int) -> NDArray[Any]:
@@ -232,18 +279,9 @@ def _moved(
 
 def _shared(a: SparseCounts, b: SparseCounts, slots: int) -> NDArray[Any]:
     """[rows]: how many values lie in the same slots of a row in both."""
-    if np.array_equal(a.offsets, b.offsets) and np.array_equal(a.slots, b.slots):
-        return reduce_runs(np.add, np.minimum(a.counts, b.counts), a.offsets, 0)
-    found = np.zeros(a.rows, a.counts.dtype)
-    dense = np.zeros(_ROWS * slots, a.counts.dtype)
-    begins = np.arange(a.rows) % _ROWS * slots
-    in_a, in_b = (np.repeat(begins, np.diff(each.offsets)) + each.slots for each in (a, b))
-    for first in range(0, a.rows, _ROWS):
-        ends = [first, min(first + _ROWS, a.rows)]
-        of_a, of_b = (slice(*each.offsets[ends].tolist()) for each in (a, b))
-        dense[in_a[of_a]] = a.counts[of_a]
-        least = np.minimum(dense[in_b[of_b]], b.counts[of_b])
-        dense[in_a[of_a]] = 0
-        offsets = b.offsets[ends[0] : ends[1] + 1]
-        found[slice(*ends)] = reduce_runs(np.add, least, offsets - offsets[0], 0)
-    return found
+    in_a, in_b = (
+        np.repeat(np.arange(each.rows), np.diff(each.offsets)) * slots + each.slots
+        for each in (a, b)
+    )
+    both, i, j = np.intersect1d(in_a, in_b, assume_unique=True, return_indices=True)
+    return np.bincount(both // slots, np.minimum(a.counts[i], b.counts[j]), a.rows)

@@ -34,13 +34,17 @@ def numbers(column: Any) -> NDArray[Any]:
 
 
 def decode(table: Any) -> Table:
-    """The statistics in rows of either table, which have `STATISTICS` and `HISTOGRAM`."""
+    """The statistics in rows of either table, which have `STATISTICS`; their histograms are empty
+    where the rows have no `HISTOGRAM`."""
     columns = {name: numbers(table.column(name)) for name in STATISTICS}
-    slots, counts = (one_chunk(table.column(name)) for name in HISTOGRAM)
+    hist = SparseCounts.empty(table.num_rows)
+    if HISTOGRAM[0] in table.column_names:
+        slots, counts = (one_chunk(table.column(name)) for name in HISTOGRAM)
+        hist = SparseCounts(list_offsets(slots), list_values(slots), list_values(counts))
     return Table(
         np.stack([columns[name] for name in MOMENTS]),
         np.stack([columns[name] for name in TALLIES]),
-        SparseCounts(list_offsets(slots), list_values(slots), list_values(counts)),
+        hist,
     )
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.commands import healthy, write_run
-from support.differences import compare
 from support.samples import record_of
 
 import hookstats as hs
 from hookstats.insight import comparison
 from hookstats.insight.comparison import format_ratio
+from hookstats.records.difference import between
 from hookstats.records.record import StepRecord
+from hookstats.runs.format import HISTOGRAM
+from hookstats.runs.part_file import PartFile
 
 HEAD = ("head", "output")
 GRAD = ("encoder.1", "grad_output")
@@ -49,13 +53,92 @@ def test_the_distance_is_the_mean_over_the_steps(tmp_path: Path) -> None:
     (site,) = found.sites
     assert (site.first, site.steps, site.step) == (2, 1, 2)
     assert site.ratio == pytest.approx(2.0)
-    assert site.distance == pytest.approx((math.log(2) + site.moved) / 4)
+    assert site.distance == pytest.approx(math.log(2) / 4)
+    assert 0.2 < site.moved <= 1
     assert found.first is not None
     assert found.first[0] == 2
     assert not hs.compare(a, b, kinds="grad_output")
     assert not hs.compare(a, b, "encoder.*", "output")
     with pytest.raises(KeyError, match="encoder"):
         hs.compare(a, b, "encodr.0")
+
+
+def test_the_distance_sees_shapes_that_have_one_rms(tmp_path: Path) -> None:
+    """Means, and how heavy the tails are; another sample of one distribution is hardly apart."""
+    torch.manual_seed(0)
+    x, other = torch.randn(2, 64, 64)
+    rms = x.square().mean().sqrt()
+
+    def run(path: str, **values: torch.Tensor) -> Path:
+        scaled = {n: v * rms / v.square().mean().sqrt() for n, v in values.items()}
+        return write_run(
+            tmp_path / path, record_of({(n, "output"): (v, 1) for n, v in scaled.items()})
+        )
+
+    a = run("a", sample=x, shifted=x, two=x)
+    b = run("b", sample=other, shifted=x.abs(), two=x.sign())
+    found = {site.name: site for site in hs.compare(a, b).sites}
+    assert list(found) == ["shifted", "two", "sample"]
+    size = math.sqrt(2 / math.pi)
+    assert found["shifted"].distance == pytest.approx(size, abs=0.05)
+    assert found["two"].distance == pytest.approx(1 - size, abs=0.05)
+    assert found["sample"].distance < 0.05
+    assert all(abs(site.ratio - 1) < 1e-5 for site in found.values())
+
+
+def test_histograms_do_not_say_whether_tensors_differ(tmp_path: Path) -> None:
+    """Samples with the same extremes, sum and sum of squares; and values at an edge of a bin."""
+    runs = [
+        write_run(tmp_path / name, record_of({("a", "output"): (torch.tensor(x), None)}))
+        for name, x in (("a", [9.0, 17, 10, 14, 15]), ("b", [9.0, 17, 11, 12, 16]))
+    ]
+    assert "equal in 1 steps of 1 sites" in str(hs.compare(*runs))
+    exact = between(*(hs.open_run(run)[0] for run in runs))
+    assert [one.statistic for one in exact.of(0)] == ["hist"]
+
+    edge = torch.tensor([0.5, 1.0, 2.0])
+    c, d = (
+        write_run(tmp_path / name, record_of({("a", "output"): (x, None)}))
+        for name, x in (("c", edge), ("d", edge * (1 - 1e-6)))
+    )
+    assert hs.compare(c, d).sites[0].moved > 0
+    assert not hs.compare(c, d, rtol=1e-5)
+
+
+def test_histograms_are_read_of_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = write_run(tmp_path / "a", *map(healthy, range(5)))
+    b = write_run(tmp_path / "b", *(healthy(i, {HEAD: 1.0 + i // 2}) for i in range(5)))
+    read: list[str] = []
+
+    def noting(part: PartFile, columns: Sequence[str], *groups: Any) -> Any:
+        read.extend(columns)
+        return whole(part, columns, *groups)
+
+    whole = PartFile.read
+    monkeypatch.setattr(PartFile, "read", noting)
+    assert not hs.compare(a, a)
+    assert "mean" in read
+    assert not {*HISTOGRAM} & {*read}
+    found = hs.compare(a, b)
+    assert found.first is not None
+    assert found.first[1][0].statistic == "hist"
+    (site,) = found.sites
+    read.clear()
+    assert site.step == 4
+    assert 0.2 < site.moved <= 1
+    assert {*HISTOGRAM} <= {*read}
+
+
+def test_what_moved_in_a_deleted_step_is_unknown(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", healthy(0))
+    b = write_run(tmp_path / "b", healthy(0, {HEAD: 2.0}))
+    (site,) = hs.compare(a, b).sites
+    for part in (b / "tensors").iterdir():
+        part.unlink()
+    assert math.isnan(site.moved)
+    assert site.ratio == pytest.approx(2.0)
 
 
 def test_a_step_may_lack_what_is_compared(tmp_path: Path) -> None:
@@ -169,20 +252,38 @@ def test_steps_are_compared_together_as_they_are_one_by_one(
     b = write_run(tmp_path / "b", *(step(number, 1) for number in range(12) if number != 2))
     runs = hs.open_run(a), hs.open_run(b)
     both = [step for step in range(12) if step not in (2, 10)]
+    ones = {n: between(runs[0][n], runs[1][n], 1e-9) for n in both}
     seen = []
     for found in comparison.comparisons(*runs, both, 1e-9):
         many = len(found.keys)
         for i, number in enumerate(found.steps):
             seen.append(number)
-            one = compare(runs[0][number], runs[1][number], 1e-9)
+            one = ones[number]
             there = np.flatnonzero(found.there[i * many : (i + 1) * many])
             place = {found.keys[site]: i * many + site for site in there.tolist()}
             assert place.keys() == set(one.keys)
             for n, key in enumerate(one.keys):
-                assert found.of(place[key]) == one.of(n)
+                histograms = "hist", "channel_hist"
+                expected = [each for each in one.of(n) if each.statistic not in histograms]
+                assert found.of(place[key]) == expected
                 np.testing.assert_array_equal(found.rms[place[key]], one.rms[n])
-                np.testing.assert_array_equal(found.moved[place[key]], one.moved[n])
+                np.testing.assert_array_equal(found.distance[place[key]], one.distance[n])
     assert seen == both
+
+    whole = hs.compare(a, b, rtol=1e-9)
+    assert len(whole.sites) == 4
+    for site in whole.sites:
+        key = site.name, site.kind
+        places = {n: one.keys.index(key) for n, one in ones.items() if key in one.keys}
+        distances = {n: ones[n].distance[at] for n, at in places.items() if ones[n].of(at)}
+        assert (site.first, site.steps) == (min(distances), len(distances))
+        assert site.step == max(distances, key=lambda n: distances[n])
+        assert site.distance == pytest.approx(sum(distances.values()) / len(both))
+        worst, at = ones[site.step], places[site.step]
+        np.testing.assert_array_equal(site.rms, worst.rms[at])
+        np.testing.assert_array_equal(site.moved, worst.moved[at])
+    first = ones[whole.differing[0]]
+    assert whole.first == (whole.differing[0], next(filter(None, map(first.of, range(9)))))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.differences import compare
 from support.samples import CHANNEL_BINS, Tensors, changed, record_of, sample, tensors
 
-from hookstats.records.difference import STATISTICS, Difference
+from hookstats.records.difference import STATISTICS, Difference, between
 from hookstats.records.record import StepRecord
 from hookstats.stats.bins import LinearBins
 from hookstats.stats.state import TALLIES
@@ -24,7 +23,7 @@ MOMENTS = ("mean", "var", "min", "max", "l1_norm")
 def found(
     a: StepRecord, b: StepRecord, rtol: float = 0.0
 ) -> dict[tuple[str, str, str], Difference]:
-    comparison = compare(a, b, rtol)
+    comparison = between(a, b, rtol)
     differences = [d for site in range(len(comparison.keys)) for d in comparison.of(site)]
     assert bool(comparison) == bool(differences)
     assert all(d.relative > 0 for d in differences)
@@ -62,14 +61,14 @@ def plain(a: StepRecord, b: StepRecord) -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("rtol", [0.0, 1e-3])
 def test_a_record_equals_itself(rtol: float) -> None:
-    comparison = compare(sample(), sample(), rtol)
+    comparison = between(sample(), sample(), rtol)
     assert not comparison
     assert comparison.keys == list(sample())
     assert comparison.relative.shape == (len(sample()), len(STATISTICS))
 
 
 def test_records_without_sites_are_equal() -> None:
-    assert not compare(record_of({}), record_of({}))
+    assert not between(record_of({}), record_of({}))
 
 
 @given(st.data())
@@ -93,7 +92,7 @@ def test_what_differs_is_what_a_plain_comparison_finds(data: st.DataObject) -> N
 
     a, b = side(), side()
     assert set(found(a, b)) == set(plain(a, b))
-    assert [key for key in compare(a, b).keys if key in a] == list(a)
+    assert [key for key in between(a, b).keys if key in a] == list(a)
 
 
 def test_differences_have_the_values_and_the_channel_that_differs_most() -> None:
@@ -119,8 +118,8 @@ def test_moments_may_be_apart_by_rtol_but_counts_may_not() -> None:
     a = record_of({("a", "output"): (x, 1)}, bins=None, channel_bins=None)
     b = changed(a, moments=a.moments * (1 + 1e-7))
     assert {what for _, _, what in found(a, b)} == set(MOMENTS)
-    assert not compare(a, b, 1e-6)
-    assert compare(a, b, 1e-8)
+    assert not between(a, b, 1e-6)
+    assert between(a, b, 1e-8)
     tallies = a.tallies.copy()
     tallies[3, TALLIES.index("zero")] += 1
     (difference,) = found(a, changed(a, tallies=tallies), rtol=1.0).values()
@@ -179,12 +178,12 @@ def test_sites_that_are_not_alike_are_told_apart() -> None:
 
 def test_histograms_of_other_bins_are_not_compared() -> None:
     a, b = sample(), sample(channel_bins=LinearBins(3, -2.0, 2.0))
-    assert not compare(a, b)
-    assert compare(sample(bins=None), sample(channel_bins=None)).keys == list(a)
+    assert not between(a, b)
+    assert between(sample(bins=None), sample(channel_bins=None)).keys == list(a)
     assert a.channel_bins == CHANNEL_BINS
 
 
 @pytest.mark.parametrize("rtol", [-1e-9, math.nan])
 def test_a_bad_rtol_is_named(rtol: float) -> None:
     with pytest.raises(ValueError, match=r"rtol = (-1e-09|nan): expected 0 or more"):
-        compare(sample(), sample(), rtol)
+        between(sample(), sample(), rtol)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.differences import compare
 from support.modules import take_step
 from support.ranks import Ranks
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 from torch.optim import SGD
 
 import hookstats as hs
+from hookstats.records.difference import between
 from hookstats.records.record import StepRecord
 from hookstats.stats.state import COUNT
 
@@ -101,7 +101,7 @@ def merge(rank: int, mode: str, out: Path) -> tuple[dict[str, Any], str, str]:
     assert list(latest) == list(read)
     infos = [(s.name, s.kind, s.channels, s.dtype) for s in latest.sites]
     assert infos == [(s.name, s.kind, s.channels, s.dtype) for s in read.sites]
-    assert not compare(latest, read, rtol=1e-12)
+    assert not between(latest, read, rtol=1e-12)
     assert latest.hist.counts.tolist() == read.hist.counts.tolist()
     assert latest.channels is None
     norm = w.latest.scalars["grad_norm"]
