@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from hookstats.records.alerts import Alert
     from hookstats.records.record import StepRecord
-    from hookstats.records.summary import SiteSummary
 
 ALERTS = 10
 
@@ -71,10 +70,10 @@ def run(options: argparse.Namespace) -> int:
     record = read_step(recorded, step_of(cause, recorded.steps) if cause else options.step)
     check_chosen(record.keys(), options.layer, options.kind)
     chosen = set(choose(record.keys(), options.layer, options.kind))
-    sites = [site for site in summarise(record) if (site.name, site.kind) in chosen]
     if cause:
-        _open_on(cause, record, sites, console)
+        _open_on(cause, record, console)
     else:
+        sites = summarise(record, chosen)
         if options.sort not in (None, "order"):
             sites.sort(key=SORTS[options.sort])
         render(record, console, sites)
@@ -95,15 +94,19 @@ def _worst(alerts: Sequence[Alert]) -> Alert | None:
     return found[0].cause if found and found[0].severity != "note" else None
 
 
-def _open_on(cause: Alert, record: StepRecord, sites: list[SiteSummary], console: Console) -> None:
+def _open_on(cause: Alert, record: StepRecord, console: Console) -> None:
     """Print the tensors of the cause's kind, its own first, the others by its statistic."""
+    from hookstats.records.summary import summarise
     from hookstats.show.focus import statistic_of, tensor_of
     from hookstats.show.terminal import render
 
     tensor, statistic = tensor_of(cause, record.keys()), statistic_of(cause)
-    if tensor is not None:
+    if tensor is None:
+        sites = summarise(record)
+    else:
         name, kind = tensor
-        sites = sorted((s for s in sites if s.kind == kind), key=SORTS[statistic])
+        sites = summarise(record, {key for key in record if key[1] == kind})
+        sites.sort(key=SORTS[statistic])
         sites.sort(key=lambda site: site.name != name)
     render(record, console, sites, ", of the worst incident", statistic)
     console.print(f"--step {record.step} prints all its tensors, --step -1 the last step")

@@ -102,7 +102,7 @@ class View:
         check_chosen(record.keys(), self._layers, self._kinds)
         chosen = set(choose(record.keys(), self._layers, self._kinds))
         self._step, self._logged = step, logged(record)
-        self.sites = [site for site in summarise(record) if (site.name, site.kind) in chosen]
+        self.sites = summarise(record, chosen)
         for site in self.sites:
             curve = self._curves.setdefault((site.name, site.kind), deque(maxlen=WINDOW))
             curve.append(site.rms)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from typing import NamedTuple
 
+from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.stats.derived import statistic
 
@@ -43,8 +45,11 @@ class SiteSummary(NamedTuple):
         return math.hypot(self.mean, self.std)
 
 
-def summarise(record: StepRecord) -> list[SiteSummary]:
-    """One SiteSummary per site, in the record's order; vectorised over all channels."""
+def summarise(record: StepRecord, chosen: Container[Key] | None = None) -> list[SiteSummary]:
+    """One SiteSummary per site, in the record's order; vectorised over all channels.
+
+    chosen: the sites; by default all.
+    """
     whole = record.tensors.column
     told = [statistic(name, whole) for name in ("count", "mean", "std", "min", "max")]
     return [
@@ -59,4 +64,5 @@ def summarise(record: StepRecord) -> list[SiteSummary]:
             record.dead.tolist(),
             strict=True,
         )
+        if chosen is None or (site.name, site.kind) in chosen
     ]

@@ -65,25 +65,22 @@ def sites_of(described: Any, known: Texts) -> tuple[SiteInfo, ...]:
         values = before[1] if before and before[0].equals(column) else _values(column)
         columns[name] = values
         known[name] = column, values
-    layouts = zip(*(columns[name] for name in LAYOUT), strict=True)
-    found = (_layout(*(tuple(x) if isinstance(x, list) else x for x in each)) for each in layouts)
-    sites = zip(*(columns[name] for name in DESCRIBED[:6]), found, strict=True)
+    sites = zip(*(columns[name] for name in DESCRIBED), strict=True)
     return tuple(
         [
-            SiteInfo(name, kind, channels, dim, tuple(shape), dtype, layout)
-            for name, kind, dim, channels, shape, dtype, layout in sites
+            SiteInfo(name, kind, channels, dim, shape, dtype, _layout(*layout))
+            for name, kind, dim, channels, shape, dtype, *layout in sites
         ]
     )
 
 
 def _values(column: Any) -> list[Any]:
-    """The values of a column as Python has them, each text of a dictionary once."""
+    """The values of a column: lists as tuples, each text of a dictionary once."""
     one = one_chunk(column)
-    if not hasattr(one, "dictionary") or one.null_count:
-        values: list[Any] = one.to_pylist()
-        return values
+    if not hasattr(one, "dictionary"):
+        return [tuple(x) if isinstance(x, list) else x for x in one.to_pylist()]
     texts = one.dictionary.to_pylist()
-    return [texts[i] for i in numbers(one.indices).tolist()]
+    return [None if i is None else texts[i] for i in one.indices.to_pylist()]
 
 
 @lru_cache(maxsize=4096)

@@ -31,6 +31,7 @@ def require_rich() -> Any:
         import rich.cells
         import rich.console
         import rich.live
+        import rich.segment
         import rich.table
         import rich.text
     except ImportError as error:
@@ -46,13 +47,10 @@ def count(number: int, noun: str) -> str:
 def print_grid(
     console: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]], **layout: Any
 ) -> None:
-    """Print a `grid`."""
-    is_terminal = console.is_terminal
-    for line in grid(console, columns, rows, **layout):
-        if is_terminal:
-            console.print(line, crop=False)
-        else:  # by rich, ten thousand lines take seconds
-            print(line.plain, file=console.file)
+    """Print a `grid` at once: line by line, rich takes seconds for ten thousand lines."""
+    lines = grid(console, columns, rows, **layout)
+    segments = [segment for line in lines for segment in line.render(console, "\n")]
+    console.print(require_rich().segment.Segments(segments), crop=False)
 
 
 def grid(
@@ -81,18 +79,20 @@ def grid(
         widths = _widths(columns, body)
     heads = [*zip_longest(*(name.split("\n")[::-1] for name in columns), fillvalue="")][::-1]
     if title is not None:
-        yield rich.text.Text(printable(title), "table.title")
+        yield rich.text.Text.assemble((printable(title), "table.title"))
+    pads = [str.ljust] * text + [str.rjust] * (len(columns) - text)
     for row in (*([(name, "table.header") for name in names] for names in heads), *body):
-        line, styled = "", []
-        for i, ((cell, style), width) in enumerate(zip(row, widths, strict=True)):
-            gap = " " * (width - _len(cell))
-            line += " " * bool(i) + ("" if i < text else gap)
-            if style and cell:
-                styled.append(rich.text.Span(len(line), len(line) + len(cell), style))
-            line += cell + (gap if i < text else "")
-        found = rich.text.Text(line, spans=styled)
-        found.rstrip()
-        yield found
+        cells = [
+            pad(cell, width + len(cell) - _len(cell))
+            for pad, (cell, _), width in zip(pads, row, widths, strict=True)
+        ]
+        line, start = rich.text.Text(" ".join(cells).rstrip()), 0
+        for padded, (cell, style) in zip(cells, row, strict=True):
+            if cell and style:
+                place = start + padded.index(cell)
+                line.stylize(style, place, place + len(cell))
+            start += len(padded) + 1
+        yield line
 
 
 def fits(console: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bool:
@@ -103,8 +103,8 @@ def fits(console: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]
 def _widths(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> list[int]:
     """The width of each column, in cells of the terminal."""
     widths = [max(map(_len, name.split("\n"))) for name in columns]
-    for row in rows:
-        widths = [max(width, _len(cell)) for width, (cell, _) in zip(widths, row, strict=True)]
+    for i, column in enumerate(zip(*rows, strict=True)):
+        widths[i] = max(widths[i], max(_len(cell) for cell, _ in column))
     return widths
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hookstats.insight.layers import update_to_weight
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MANY_DEAD = 0.25
 """The least share of dead channels that a table marks."""
 
-_COLUMNS = ("layer", "kind", "shape", "mean", "std", "min", "max", "non-\nfinite", "dead")
+_NUMBERS = ("mean", "std", "min", "max", "non-\nfinite", "dead")
 _FURTHER = ("rms", "zero")
 _UPDATES = 3
 """How many parameters are named that the step changed most."""
@@ -52,15 +52,16 @@ def render(
     console = console or require_rich().console.Console()
     title = f"step {record.step}" + (f", rank {record.rank}" if record.rank else "") + note
     sites = summarise(record) if sites is None else sites
-    for narrower in ((), ("shape",)):
-        columns = [name for name in _COLUMNS if name not in narrower]
-        if statistic in _FURTHER:
-            columns.insert(columns.index("mean"), statistic)
-        if fits(console, columns, _rows(sites, columns)):
-            break
-    cells = _rows(sites, columns)
-    text = columns.index("mean") - (statistic in _FURTHER)
-    print_grid(console, columns, cells, text=text, elided=2, title=title)
+    further = [name for name in _FURTHER if name == statistic]
+    columns = ["layer", "kind", "shape", *further, *_NUMBERS]
+    cells = [[CELLS[name](site) for name in columns] for site in sites]
+    shape = columns.index("shape")
+    narrow = not fits(console, columns, cells)
+    if narrow:
+        del columns[shape]
+        for row in cells:
+            del row[shape]
+    print_grid(console, columns, cells, text=3 - narrow, elided=2, title=title)
     for line in filter(None, (logged(record), largest_updates(record))):
         console.print(line, markup=False, highlight=False)
 
@@ -94,11 +95,6 @@ def format_number(value: float) -> str:
     if -2 <= int(exponent) <= 2:
         return f"{value:#.3g}".rstrip(".")
     return f"{value:.0f}" if 3 <= int(exponent) <= 4 else f"{mantissa}e{int(exponent)}"
-
-
-def _rows(sites: Iterable[SiteSummary], columns: Sequence[str]) -> Iterator[list[Cell]]:
-    """The cells of each site, made as they are asked for: there may be a hundred thousand sites."""
-    return ([CELLS[name](site) for name in columns] for site in sites)
 
 
 def _number(name: str) -> Callable[[SiteSummary], Cell]:
