@@ -54,9 +54,12 @@ class Loss(Rule):
     loss at the start is gained, as on a plateau, it leaps by a quarter of that loss. One step is a
     note, as nets that learn at a high rate leap and recover, unless it is recorded, has no smaller
     batch than is usual, and is worse than the first 16 values by the gain and by the loss at the
-    start. A loss climbs if the median of the last 16 is `climb` times the greatest of the first 8,
-    where these are the loss of a guess among the last output's channels, and `diverge` times that
-    of any other.
+    start. So are several steps that are worse than the first 16 by the gain at most, unless the
+    loss is known as a cross-entropy: targets that a network makes, as in Q-learning, are new once
+    it is exchanged (Mnih et al., "Human-level control through deep reinforcement learning", 2015).
+    A loss climbs if the median of the last 16 is `climb` times the greatest of the first 8, where
+    these are the loss of a guess among the last output's channels, and `diverge` times that of any
+    other.
 
     It does not fall if after `steps` steps the last third is no lower than the first 16, by Welch's
     t-test at `t` (1947), and it is, to `chance` of it, the loss of a guess, while neither the
@@ -121,7 +124,7 @@ class Loss(Rule):
             return None
         found = None
         if _is_far(values):
-            found = self._leap(_finite(values), begun, history.small.get(step) is False)
+            found = self._leap(_finite(values), begun, history, step)
         is_whole = _is_whole(name) or sum(map(is_loss, history.scalars)) == 1
         if found is None and is_whole:
             found = self._climbs(values, begun, history)
@@ -149,7 +152,9 @@ class Loss(Rule):
         )
         return _Found(says, "warning" if lasted == self.steps else "note", helps, lasted - 1)
 
-    def _leap(self, past: _Values, begun: list[float], at_once: bool) -> _Found | None:
+    def _leap(
+        self, past: _Values, begun: list[float], history: History, step: int
+    ) -> _Found | None:
         if len(past) <= _NEAR:
             return None
         usual = float(np.median(past[-_NEAR - 3 : -3]))
@@ -172,7 +177,11 @@ class Loss(Rule):
         if lasts or (value - usual > far and value > max(begun)):
             says = f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}"
             helps = "look at the batch of this step; clip gradients, or lower the learning rate"
-            is_sure = lasts or (at_once and value - max(begun) > max(gain, abs(start)))
+            if lasts and lasting <= max(begun) + gain and not history.targets.is_entropy:
+                helps = f"right if targets are new, as of a target network; else {helps}"
+                return _Found(says, "note", helps)
+            is_usual = history.small.get(step) is False
+            is_sure = lasts or (is_usual and value - max(begun) > max(gain, abs(start)))
             return _Found(says, "warning" if is_sure else "note", helps)
         return None
 

@@ -80,6 +80,22 @@ def test_a_loss_that_leaps() -> None:
     assert alert.step == 52
 
 
+@pytest.mark.parametrize("is_entropy", [False, True])
+def test_a_loss_that_begins_anew(is_entropy: bool) -> None:
+    """As in Q-learning, whose targets another network makes, which is exchanged now and then."""
+    monitor = Monitor([Loss()])
+    gradients = torch.randn(64, 4)
+    if is_entropy:
+        gradients -= gradients.mean(1, keepdim=True)
+    for step, loss in enumerate([1 - 0.013 * n for n in range(50)] + [0.98, 0.97, 0.96]):
+        tensors = {("q", "output"): (torch.randn(64, 4), 1), ("q", "grad_output"): (gradients, 1)}
+        monitor.examine(record_of(tensors, step=step))
+        monitor.examine_scalars(step, {"loss": loss})
+    (alert,) = monitor.alerts
+    assert (alert.step, alert.severity) == (52, "warning" if is_entropy else "note")
+    assert ("target network" in alert.advice) is not is_entropy
+
+
 def test_the_last_batch_of_an_epoch_leaps_alone() -> None:
     """As under a batch norm that has few samples."""
     losses, usual = falling(60), dict.fromkeys(range(60), 64)
