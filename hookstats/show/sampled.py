@@ -72,20 +72,28 @@ def choose_steps(
     steps: Sequence[int],
     sites: int,
     apart: Collection[int] = (),
-    detailed: Sequence[int] | None = None,
+    detailed: Collection[int] = (),
 ) -> list[int]:
     """At most 80 to 240 steps at equal distances, the first and the last among them, and those
-    apart with the steps beside them; the more sites there are, the fewer. Of the `detailed` steps,
-    by default all, there are as many."""
-    if detailed is not None and len(detailed) < len(steps):
-        return sorted({*choose_steps(steps, sites, apart), *choose_steps(detailed, sites)})
+    apart with the steps beside them; the more sites there are, the fewer. Of the `detailed` steps
+    there are as many, and they stand in for the others within half a distance."""
     most = min(max(_CELLS // max(1, sites), _LEAST), _MOST)
-    even = (
-        np.linspace(0, max(0, len(steps) - 1), min(most, len(steps))).round().astype(int).tolist()
-    )
     places = {step: i for i, step in enumerate(steps)}
+    there = _evenly(np.array([places[step] for step in detailed if step in places], int), most)
+    even = _evenly(np.arange(len(steps)), most)
+    if len(there):
+        nearest = there[np.searchsorted((there[1:] + there[:-1]) / 2, even[1:-1])]
+        is_far = np.abs(nearest - even[1:-1]) > len(steps) / most / 2
+        even = np.concatenate((even[[0, -1]], even[1:-1][is_far], there))
     near = {places[step] + k for step in apart if step in places for k in (-1, 0, 1)}
-    return [steps[i] for i in sorted({*even, *near}) if 0 <= i < len(steps)]
+    return [steps[i] for i in sorted({*even.tolist(), *near}) if 0 <= i < len(steps)]
+
+
+def _evenly(values: Int64, most: int) -> Int64:
+    """At most so many of some values, the first and the last among them."""
+    chosen = np.linspace(0, max(0, len(values) - 1), min(most, len(values))).round().astype(int)
+    found: Int64 = values[chosen]
+    return found
 
 
 def sampled(
@@ -97,9 +105,7 @@ def sampled(
 
     view: the overview of the run.
     """
-    with_channels = set(run.steps_with_channels)
-    detailed = [step for step in view.steps if step in with_channels]
-    steps = choose_steps(view.steps, len(view.sites), apart, detailed)
+    steps = choose_steps(view.steps, len(view.sites), apart, run.steps_with_channels)
     size, count = len(view.sites), len(steps)
     rows = {(site.name, site.kind): s for s, site in enumerate(view.sites)}
     row_of, hists = np.full((size, count), -1), []

@@ -143,6 +143,22 @@ def test_steps_set_apart_and_their_neighbours_have_columns_of_their_own() -> Non
     ]
 
 
+@given(st.integers(1, 3000), st.sampled_from([1, 150, 600]), st.integers(1, 40), st.integers(0, 9))
+def test_steps_with_channels_stand_in_for_the_others(
+    count: int, sites: int, every: int, first: int
+) -> None:
+    detailed = sorted({*range(min(first, count)), *range(0, count, every)})
+    most = len(choose_steps(range(3000), sites))
+    found = choose_steps(range(count), sites, (), detailed)
+    assert (found[0], found[-1]) == (0, count - 1)
+    of_detailed = choose_steps(detailed, sites)
+    assert {*found} >= {*of_detailed}
+    apart = count / most / 2
+    for step in {*found[1:-1]} - {*of_detailed}:
+        assert all(abs(step - other) > apart for other in of_detailed)
+    assert max(np.diff(found), default=0) <= 4 * apart + 2
+
+
 @given(st.integers(1, 500), st.integers(1, 40), st.sets(st.integers(0, 499), max_size=5))
 def test_spans_leave_nothing_out(count: int, columns: int, apart: set[int]) -> None:
     spans = spans_of(count, columns, apart)

@@ -30,6 +30,7 @@ _SHARES = {
 }
 
 _SAMPLE = 8  # every so many sites say how many bytes all will need
+_AT_ONCE = 64  # sites
 _UNSURE = 1.25  # times too many bytes, which a sample may say of what fits
 
 
@@ -115,10 +116,15 @@ def _fitting(widths: _Widths, name: str, code: str, room: float) -> _Stored:
     level = 0
     while True:
         view = widths.view(level)
-        codes = _codes(view, name, code)
-        width = width_of(codes) if code in ("count", "known") else 2
-        size = _SAMPLE * len(compress(planes(codes[::_SAMPLE], width)))
-        if size <= _UNSURE * room or level == widths.last or len(codes) < _SAMPLE**2:
+        some = _codes(view, name, code, slice(None, None, _SAMPLE))
+        size = _SAMPLE * len(compress(planes(some, _width(some, code))))
+        if size <= _UNSURE * room or level == widths.last or len(some) < _SAMPLE:
+            # Some sites at a time, as what comes between takes many times the memory of codes.
+            firsts = range(0, len(view.sites), _AT_ONCE)
+            codes = np.concatenate(
+                [_codes(view, name, code, slice(s, s + _AT_ONCE)) for s in firsts]
+            )
+            width = _width(codes, code)
             stored = _Stored(level, width, compress(planes(codes, width)))
             size = len(stored.data)
             if size <= room or level == widths.last:
@@ -128,13 +134,19 @@ def _fitting(widths: _Widths, name: str, code: str, room: float) -> _Stored:
         level = min(widths.last, level + max(1, wider))
 
 
-def _codes(view: Overview, name: str, code: str) -> NDArray[Any]:
-    """The codes of a statistic, [S, T]."""
+def _width(codes: NDArray[Any], code: str) -> int:
+    """The bytes of each of these codes."""
+    return width_of(codes) if code in ("count", "known") else 2
+
+
+def _codes(view: Overview, name: str, code: str, sites: slice) -> NDArray[Any]:
+    """The codes of a statistic of some sites, [S, T]."""
     if name == "seen":
-        return np.asarray(view.observed.T > 0, np.uint8)
+        return np.asarray(view.observed.T[sites] > 0, np.uint8)
     if name == "dead":
-        return np.asarray(view.dead.T + 1)
-    columns = columns_of(view.moments.transpose(1, 0, 2), view.tallies.transpose(1, 0, 2))
+        return np.asarray(view.dead.T[sites] + 1)
+    moments, tallies = view.moments[:, sites], view.tallies[:, sites]
+    columns = columns_of(moments.transpose(1, 0, 2), tallies.transpose(1, 0, 2))
     if code == "count":
         return np.asarray(columns(name))
     count = columns("count")
