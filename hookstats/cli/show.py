@@ -1,7 +1,7 @@
 """show: print one step of a run as a table, and the incidents up to that step.
 
-Unless you choose a step, layers, kinds or an order, the table opens on the worst incident: on its
-step and its kind of tensor, with its layer first and the others sorted by the statistic that its
+Unless you choose a step, layers, kinds or an order, the table opens on the worst incident: twenty
+tensors of its step and its kind, its layer's first and the others sorted by the statistic that its
 rule looked at. Of a run without warnings or errors, the table shows the last step.
 
 examples:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hookstats.records.record import StepRecord
 
 ALERTS = 10
+TENSORS = 20
+"""How many tensors the table has at most that opens on an incident: the incidents follow it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +97,7 @@ def _worst(alerts: Sequence[Alert]) -> Alert | None:
 
 
 def _open_on(cause: Alert, record: StepRecord, console: Console) -> None:
-    """Print the tensors of the cause's kind, its own first, the others by its statistic."""
+    """Print tensors of the cause's kind, its own first, the others by its statistic."""
     from hookstats.records.summary import summarise
     from hookstats.show.focus import statistic_of, tensor_of
     from hookstats.show.terminal import render
@@ -108,5 +110,6 @@ def _open_on(cause: Alert, record: StepRecord, console: Console) -> None:
         sites = summarise(record, {key for key in record if key[1] == kind})
         sites.sort(key=SORTS[statistic])
         sites.sort(key=lambda site: site.name != name)
-    render(record, console, sites, ", of the worst incident", statistic)
-    console.print(f"--step {record.step} prints all its tensors, --step -1 the last step")
+    render(record, console, sites[:TENSORS], ", of the worst incident", statistic)
+    more = f"... and {len(sites) - TENSORS:,} more; " if len(sites) > TENSORS else ""
+    console.print(f"{more}--step {record.step} prints all its tensors, --step -1 the last step")

@@ -167,6 +167,18 @@ def test_it_opens_on_the_worst_incident(tmp_path: Path) -> None:
         assert call("show", run, *asked).words[0] == "step 3"
 
 
+def test_the_incident_of_a_large_model_fits_on_a_screen(tmp_path: Path) -> None:
+    x = (torch.ones(4, 8), 1)
+    run = write_run(tmp_path / "run", record_of({(f"{i}", "output"): x for i in range(50)}))
+    alert = Alert(0, 0, "7", "output", None, "mine", 1.0, "mine: step 0: beware", "warning")
+    AlertFile(RunDirectory(run), 0).write([AlertEntry(alert, 0, True, {})])
+    shown = call("show", run).words
+    assert shown[3].startswith("7 output")
+    assert shown[23] == "... and 30 more; --step 0 prints all its tensors, --step -1 the last step"
+    assert shown[-1] == "warning: mine: step 0: beware"
+    assert len(call("show", run, "--step", 0).words) > 50
+
+
 def test_alerts_are_those_that_the_run_has(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *map(sick, range(3)))
     alert = Alert(1, 0, "body", "output", None, "mine", 1.0, "mine: step 1: beware", "note")
