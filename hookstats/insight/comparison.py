@@ -56,8 +56,7 @@ class SiteDifferences:
     """The step in which the site differs most."""
     rms: tuple[float, float]
     """The rms of the whole tensor in that step, in A and in B; NaN where there is none."""
-    read: InitVar[Callable[[int, Key], float]]
-    """What `moved` calls."""
+    read: InitVar[Callable[[int, Key], float]]  # what `moved` calls
 
     def __post_init__(self, read: Callable[[int, Key], float]) -> None:
         self._read = read
