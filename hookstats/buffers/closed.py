@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor
 
 from hookstats.buffers.device import Drained, Part
 from hookstats.buffers.lock import lock
@@ -43,7 +42,7 @@ class ClosedStep:
         self._unread = unread
         self._bins = bins
         self._channel_bins = channel_bins
-        self._drained: list[tuple[Drained, Tensor] | None] = [None] * len(parts)
+        self._drained: list[Drained | None] = [None] * len(parts)
         self._lock = lock()  # held while devices are drained
         self.is_free = not any(part.ranges.buffer.waits for part in parts)
         """Whether the buffers that were lent to the step were given back, empty."""
@@ -78,8 +77,7 @@ class ClosedStep:
 
     @property
     def nbytes(self) -> int:
-        drained = [each[0] for each in self._drained if each is not None]
-        return sum([each.tensors.nbytes + each.channels.nbytes for each in drained])
+        return sum([drained.nbytes for drained in self._drained if drained is not None])
 
     def to_record(self, step: int, rank: int) -> StepRecord:
         """The statistics of the sites that were observed in the step.
@@ -95,14 +93,10 @@ class ClosedStep:
         order = _joined([part.ranges.sites for part in parts])
         if len(parts) > 1:  # with one part, rows are in the order of `infos`
             infos = tuple([infos[site] for site in order])
-        observed = _joined(
-            [
-                part.observed(accumulated)
-                for part, (_, accumulated) in zip(parts, found, strict=True)
-            ]
-        )
-        tensors = Table.joined([drained.tensors for drained, _ in found])
-        rows = Table.joined([drained.channels for drained, _ in found])
+        observed = _joined([drained.observed for drained in found])
+        tables = [drained.tables() for drained in found]
+        tensors = Table.joined([tensors for tensors, _ in tables])
+        rows = Table.joined([channels for _, channels in tables])
         kept = _kept(observed, self._order, order)
         if len(kept) < len(infos) or (np.diff(kept) < 0).any():
             ends = offsets_of([site.channels for site in infos])

@@ -16,7 +16,7 @@ from hookstats.buffers.staging import Staging, event
 from hookstats.kernels.backends import backend_of
 from hookstats.kernels.ops import close_streams, drain_, mark_columns
 from hookstats.records.record import Table
-from hookstats.records.sparse import Int64, SparseCounts
+from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.state import State, identity_moments, identity_tallies
 
@@ -34,20 +34,30 @@ class Ranges(NamedTuple):
     buffer: DeviceBuffer
     sites: Int64
     """The sites by index in the double buffer, in the order of their rows."""
-    offsets: Int64
-
-    @property
-    def rows(self) -> int:
-        """The number of channels of the sites together."""
-        return int(self.offsets[-1])
+    offsets: Tensor
+    """int64 [sites + 1], on the host."""
+    rows: int
+    """The number of channels of the sites together."""
 
 
 class Drained(NamedTuple):
     """What a device had of one step, on the host."""
 
-    tensors: Table
-    """A row for each site: its channels merged."""
-    channels: Table
+    found: tuple[Tensor, ...]
+    """What `drain_` returned."""
+    observed: Int64
+    """int64 [sites]: the number of tensors that were accumulated."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum([tensor.nbytes for tensor in self.found])
+
+    def tables(self) -> tuple[Table, Table]:
+        """A row for each site, its channels merged; a row for each channel."""
+        arrays = [tensor.numpy() for tensor in self.found]
+        hists, channel_hists = SparseCounts(*arrays[4:7]), SparseCounts(*arrays[7:])
+        tensors = _table(arrays[2], arrays[3], hists)
+        return tensors, _table(arrays[0], arrays[1], channel_hists)
 
 
 class DeviceBuffer:
@@ -151,11 +161,8 @@ class DeviceBuffer:
         behind = event(self.device) if self.waits else None
         return Part(ranges, buffer, calls[ranges.sites], self.graphs.sites, in_graphs, behind)
 
-    def drain(self, part: Part) -> tuple[Drained, Tensor]:
-        """Move the states of a part to the host and leave its rows empty; waits for the device.
-
-        Returns the part's `in_graphs`, too, on the host.
-        """
+    def drain(self, part: Part) -> Drained:
+        """Move the states of a part to the host and leave its rows empty; waits for the device."""
         groups, in_graphs = self._groups(part.ranges, part.buffer), part.in_graphs
         if self._staging is not None:
             with self._staging.work(part.event):
@@ -168,14 +175,9 @@ class DeviceBuffer:
         accumulated = part.calls
         if part.graph_sites:  # graphs set no occupancy
             accumulated = np.where(np.isin(part.ranges.sites, part.graph_sites), -1, accumulated)
-        offsets = torch.from_numpy(part.ranges.offsets)
-        calls = torch.from_numpy(accumulated)
+        calls, offsets = torch.from_numpy(accumulated), part.ranges.offsets
         found = drain_(moments, tallies, counts, occupancy, calls, channel_counts, offsets)
-        arrays = [tensor.numpy() for tensor in found]
-        hists = SparseCounts(*arrays[4:7]), SparseCounts(*arrays[7:])
-        tensors = Table(arrays[2], arrays[3], _sized(hists[0], len(part.ranges.sites)))
-        channels = Table(arrays[0], arrays[1], _sized(hists[1], part.ranges.rows))
-        return Drained(tensors, channels), in_graphs
+        return Drained(found, part.observed(in_graphs))
 
     def _groups(self, ranges: Ranges, buffer: int) -> list[list[Tensor]]:
         """The blocks in use: moments, tallies, counts, occupancy and the counts of channels."""
@@ -222,9 +224,10 @@ class Part(NamedTuple):
         return observed
 
 
-def _sized(counts: SparseCounts, rows: int) -> SparseCounts:
-    """`counts`, or `rows` empty histograms where there are no bins."""
-    return counts if counts.rows == rows else SparseCounts.empty(rows)
+def _table(moments: Float64, tallies: Int64, counts: SparseCounts) -> Table:
+    """A table, with empty histograms where there are no bins."""
+    rows = moments.shape[1]
+    return Table(moments, tallies, counts if counts.rows == rows else SparseCounts.empty(rows))
 
 
 class Rows:

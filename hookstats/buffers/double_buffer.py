@@ -89,6 +89,7 @@ class DoubleBuffer:
         # By site: the number of tensors that were accumulated, not counting graphs, and when the
         # first of them came, by a clock that ticks with the first tensor of a site in a step.
         self._calls = Rows([zeros(2, _HOST)], is_double=False)
+        self._arrays: tuple[int, list[Int64]] = 0, []  # those of `_calls`, with the number of sites
         self.unread: list[str] = []
         """The parameters whose gradients came in the open step, and could not be read."""
         self.is_evaluation: Callable[[], bool] = lambda: False
@@ -153,7 +154,8 @@ class DoubleBuffer:
             for buffer in self.devices.values():
                 sites = np.array([i for i, one in enumerate(buffers) if one is buffer], np.int64)
                 if len(sites):
-                    ranges.append(Ranges(buffer, sites, offsets_of(channels[sites])))
+                    offsets = torch.from_numpy(offsets_of(channels[sites]))
+                    ranges.append(Ranges(buffer, sites, offsets, int(offsets[-1])))
             self._ranges = len(buffers), ranges
         return ranges
 
@@ -210,7 +212,7 @@ class DoubleBuffer:
         graphs = [
             int(s.graphs.accumulated().sum()) for s in self.devices.values() if s.graphs.sites
         ]
-        return int(self._counted().sum()) + sum(graphs)
+        return int(self._calls_and_order()[:, 0].sum()) + sum(graphs)
 
     def has_content(self) -> bool:
         """Whether the open step has anything to record or to discard; waits for the devices."""
@@ -218,22 +220,31 @@ class DoubleBuffer:
 
     def has_calls(self) -> bool:
         """Whether hooks accumulated any tensor into the open step; waits for nothing."""
-        return bool(self._counted().any())
+        return int(self._half.clock) > 0
 
     def tick(self) -> int:
         """When the first tensor of a site comes in the open step; called under the lock."""
         self._half.clock += 1
         return int(self._half.clock)
 
-    def _counted(self) -> Int64:
-        """int64 [sites]: how many tensors were accumulated into the open step, graphs aside."""
-        return self._calls_and_order()[:, 0]
-
     def _calls_and_order(self) -> Int64:
-        """int64 [sites, 2]: the same, and when the first of them came; 0 without any."""
-        (blocks,) = self._calls.first(len(self._placed), 0)
-        found: Int64 = np.concatenate([block.numpy() for block in blocks] or [_NO_CALLS])
-        return found
+        """int64 [sites, 2]: how many tensors were accumulated into the open step, graphs aside, and
+        when the first of them came; 0 without any."""
+        return np.concatenate([_NO_CALLS, *self._call_arrays()])
+
+    def _forget_calls(self) -> None:
+        for array in self._call_arrays():
+            array.fill(0)
+        self._half.clock = 0
+
+    def _call_arrays(self) -> list[Int64]:
+        """The blocks of `_calls` in use."""
+        known, arrays = self._arrays
+        if known != len(self._placed):
+            (blocks,) = self._calls.first(len(self._placed), 0)
+            arrays = [block.numpy() for block in blocks]
+            self._arrays = len(self._placed), arrays
+        return arrays
 
     def is_captured(self) -> bool:
         """Whether work on one of the devices now becomes part of a graph, such as a CUDA graph."""
@@ -268,7 +279,7 @@ class DoubleBuffer:
         parts = [r.buffer.close(self.front, r, counted) for r in self.ranges()]
         unread, self.unread = tuple(self.unread), []
         closed = ClosedStep(self.infos(), parts, order, unread, self.bins, self.channel_bins)
-        self._calls.clear(len(self._placed), 0)
+        self._forget_calls()
         closed.drain_host()
         self._lent = None if closed.is_free else closed
         self._half.front = 1 - self.front
@@ -289,7 +300,7 @@ class DoubleBuffer:
         for ranges in self.ranges():
             ranges.buffer.graphs.empty()
             ranges.buffer.clear(ranges, self.front)
-        self._calls.clear(len(self._placed), 0)
+        self._forget_calls()
         self.unread = []
         self.closed += 1
         self.guard.mend()

@@ -56,12 +56,9 @@ def _factors(device: torch.device) -> Tensor:
 
 def observe(buffers: DoubleBuffer, parameters: Parameters) -> None:
     """Accumulate the checksums of the watched parameters; called as a recorded step closes."""
-    watched = [one for one in parameters.watched if CHECKSUM in one.sites]
-    if not watched:
-        return
     with buffers.lock, buffers.guard, torch.no_grad(), own_dispatch():
         batches = Batches()
-        for one in watched:
+        for one in parameters.watched:
             parameter, sites = one.tensor(), one.sites[CHECKSUM]
             if parameter is not None and not sites.first.error:
                 _add(batches, parameter, sites)

@@ -36,6 +36,7 @@ from hookstats.records.alerts import Incidents
 from hookstats.records.keys import check_phase
 from hookstats.records.loads import Loads
 from hookstats.records.record import StepRecord
+from hookstats.records.replicas import CHECKSUM
 from hookstats.rules import Alert, Monitor, RuleError
 from hookstats.rules.facts import Fact
 from hookstats.runs.headers import check_settings
@@ -670,7 +671,7 @@ class Watch(Unique):
     def _end_step(self, is_stuck: bool) -> bool:
         """Close the open step; whether it was to be recorded."""
         step = self._step
-        if self._buffers.recording:
+        if self._buffers.recording and CHECKSUM in self._settings.kinds:
             checksums.observe(self._buffers, self._observers.parameters)
         self._optimizers.begin()
         self._buffers.mask.step_closed()
