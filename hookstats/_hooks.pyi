@@ -46,7 +46,9 @@ class Site:
         states: tuple[State, State],
         calls: tuple[Tensor, Tensor],
         occupancy: tuple[Tensor, Tensor] | None,
+        rows: tuple[int, int, int],
     ) -> None: ...
+    def accumulate(self, x: Tensor) -> bool: ...
 
 class ModuleHook:
     def __init__(

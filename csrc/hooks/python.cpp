@@ -113,12 +113,19 @@ PYBIND11_MODULE(_hooks, m) {
           "set_plan",
           [](Site& s, const at::Tensor& x, std::optional<int64_t> channel_dim,
              const std::array<py::object, 2>& states, const std::array<at::Tensor, 2>& calls,
-             const std::optional<std::array<at::Tensor, 2>>& occupancy) {
-            s.set_plan(x, channel_dim, {to_state(states[0]), to_state(states[1])}, calls,
-                       occupancy);
+             const std::optional<std::array<at::Tensor, 2>>& occupancy,
+             const std::array<int64_t, 3>& rows) {
+            s.set_plan(x, channel_dim, {to_state(states[0]), to_state(states[1])}, calls, occupancy,
+                       {rows[0], rows[1], rows[2]});
           },
           py::arg("x"), py::arg("channel_dim"), py::arg("states"), py::arg("calls"),
-          py::arg("occupancy"));
+          py::arg("occupancy"), py::arg("rows"))
+      .def("accumulate", torch::wrap_pybind_function_no_gil([](Site& s, const at::Tensor& x) {
+             const bool takes = s.takes(x);
+             if (takes) s.accumulate(x, nullptr);
+             return takes;
+           }),
+           py::arg("x"));
 
   py::class_<Parameters>(m, "Parameters")
       .def(py::init<std::shared_ptr<DoubleBuffer>>(), py::arg("buffers"))

@@ -41,8 +41,13 @@ Bins read_bins(const std::optional<at::Tensor>& bins, std::vector<float>& edges)
   return log_bins(values[0], values[1], values[2]);
 }
 
-int64_t* counts_of(const std::optional<at::Tensor>& counts) {
-  return counts ? counts->mutable_data_ptr<int64_t>() : nullptr;
+template <class T>
+T* row_of(const at::Tensor& block, int64_t row) {
+  return block.mutable_data_ptr<T>() + row * block.stride(0);
+}
+
+int64_t* row_of(const std::optional<at::Tensor>& block, int64_t row) {
+  return block ? row_of<int64_t>(*block, row) : nullptr;
 }
 
 // None for an undefined tensor.
@@ -98,7 +103,7 @@ bool Site::is_strided(const at::Tensor& x) {
 
 void Site::set_plan(const at::Tensor& x, std::optional<int64_t> channel_dim,
                     std::array<State, 2> states, std::array<at::Tensor, 2> calls,
-                    const std::optional<std::array<at::Tensor, 2>>& occupancy) {
+                    const std::optional<std::array<at::Tensor, 2>>& occupancy, const Rows& rows) {
   bound_.reset();
   const std::optional<DType> dtype = dtype_of(x.scalar_type());
   const Kernels* const kernels = buffer_->kernels(x);
@@ -123,14 +128,14 @@ void Site::set_plan(const at::Tensor& x, std::optional<int64_t> channel_dim,
   params.channel_bins = read_bins(first.channel_bins, bound.channel_edges);
   for (size_t buffer = 0; buffer < 2; ++buffer) {
     const State& state = bound.states[buffer];
-    params.moments = state.moments.mutable_data_ptr<double>();
-    params.tallies = state.tallies.mutable_data_ptr<int64_t>();
-    params.tensor_counts = counts_of(state.counts);
-    params.channel_counts = counts_of(state.channel_counts);
+    params.moments = row_of<double>(state.moments, rows.channel);
+    params.tallies = row_of<int64_t>(state.tallies, rows.channel);
+    params.tensor_counts = row_of(state.counts, rows.tensor);
+    params.channel_counts = row_of(state.channel_counts, rows.channel);
     params.tensor_occupancy =
-        bound.occupancy ? (*bound.occupancy)[buffer].mutable_data_ptr<int64_t>() : nullptr;
+        bound.occupancy ? row_of<int64_t>((*bound.occupancy)[buffer], rows.tensor) : nullptr;
     bound.params[buffer] = params;
-    bound.call_counts[buffer] = bound.calls[buffer].mutable_data_ptr<int64_t>();
+    bound.call_counts[buffer] = row_of<int64_t>(bound.calls[buffer], rows.call);
   }
 }
 

@@ -40,6 +40,13 @@ struct State {
   std::optional<at::Tensor> counts, bins, channel_counts, channel_bins, sampling;
 };
 
+// The rows of a site in the blocks of states, of their occupancy and of calls.
+struct Rows {
+  int64_t channel;  // the first of `moments`, `tallies` and `channel_counts`
+  int64_t tensor;   // of `counts` and their occupancy
+  int64_t call;
+};
+
 // Where a site accumulates tensors of one shape, dtype and device.
 struct Bound {
   const Kernels* kernels;
@@ -94,13 +101,14 @@ class Site {
   // Counts a gradient that arrived; if it is the first of its tensor, with the outcome of the call.
   void count_gradient(bool first, const std::optional<std::string>& reason, bool whole);
 
-  // From now on, tensors of this shape, dtype and device go into `states` (by buffer), and `calls`,
-  // int64 [2] by buffer, counts them, and has when the first one came, by the double buffer's
-  // clock. Python keeps tensors of devices without kernels. `occupancy` has the rows of the bitmap
-  // (core/occupancy.h) of the counts in `states`, by buffer, if there are any.
+  // From now on, tensors of this shape, dtype and device go into these rows of `states` (by
+  // buffer), and those of `calls`, int64 [N, 2] by buffer, count them, and have when the first one
+  // came, by the double buffer's clock. Python keeps tensors of devices without kernels.
+  // `occupancy` has the bitmaps (core/occupancy.h) of the counts in `states`, by buffer, if there
+  // are any.
   void set_plan(const at::Tensor& x, std::optional<int64_t> channel_dim,
                 std::array<State, 2> states, std::array<at::Tensor, 2> calls,
-                const std::optional<std::array<at::Tensor, 2>>& occupancy);
+                const std::optional<std::array<at::Tensor, 2>>& occupancy, const Rows& rows);
 
   // Python decides by the number of channels which tensors belong to the site: from now on those of
   // these sizes do, whether the site can observe them or not.

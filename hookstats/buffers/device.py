@@ -24,6 +24,9 @@ MAX_SITE_BYTES = 4 << 30
 """The most memory that the states of one site may take; the same on all ranks, so that they record
 the same sites."""
 _Made = TypeVar("_Made")
+_Blocks = tuple[
+    list[list[Tensor]], list[list[Tensor]], tuple[State, State], tuple[Tensor, Tensor] | None
+]
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 4 << 20  # per buffer, unless a single site needs more
 
@@ -38,6 +41,36 @@ class Ranges(NamedTuple):
     """int64 [sites + 1], on the host."""
     rows: int
     """The number of channels of the sites together."""
+
+
+class SiteRows(NamedTuple):
+    """Where the state of a site is: the blocks, and its rows in them."""
+
+    states: tuple[State, State]
+    """The state by buffer, with all rows of the blocks: `counts` is int64 [sites, slots]."""
+    occupancy: tuple[Tensor, Tensor] | None
+    """That of `counts`, by buffer."""
+    channel: int
+    """The first of its rows, one for each channel."""
+    channels: int
+    tensor: int
+    """The row of `counts` and of their occupancy."""
+
+    def views(self) -> tuple[State, State]:
+        """The site's rows by buffer."""
+        one, other = self.states
+        first = self._view(one)
+        return first, first if other is one else self._view(other)
+
+    def _view(self, state: State) -> State:
+        rows = slice(self.channel, self.channel + self.channels)
+        counts, channel_counts = state.counts, state.channel_counts
+        return state._replace(
+            moments=state.moments[rows],
+            tallies=state.tallies[rows],
+            counts=None if counts is None else counts[self.tensor],
+            channel_counts=None if channel_counts is None else channel_counts[rows],
+        )
 
 
 class Drained(NamedTuple):
@@ -93,16 +126,15 @@ class DeviceBuffer:
         self._bins = None if bins is None else bins.descriptor(device)
         self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
         self._sampling = sampling
+        self._last: _Blocks | None = None
 
     @property
     def waits(self) -> bool:
         """Whether `drain` waits for the device."""
         return self._staging is not None
 
-    def states(
-        self, sites: int, rows: int, channels: int
-    ) -> tuple[tuple[State, State], tuple[Tensor, Tensor] | None]:
-        """The states of a new site and the occupancy of its histogram, both by buffer.
+    def rows(self, sites: int, rows: int, channels: int) -> SiteRows:
+        """The rows of a new site.
 
         sites, rows: the number of sites that the device has, and of their channels together.
 
@@ -116,17 +148,19 @@ class DeviceBuffer:
                 f"expected at most {MAX_SITE_BYTES >> 30} GiB; exclude the site, or have fewer "
                 "channel_bins"
             )
-        of_channels, of_tensors = (
-            self._channels.after(rows, channels),
-            self._tensors.after(sites, 1),
-        )
-        found = [self._state(*views) for views in zip(of_channels, of_tensors, strict=True)]
-        (state, occupancy), (other, others) = found[0], found[-1]
-        return (state, other), None if occupancy is None or others is None else (occupancy, others)
+        of_channels, channel = self._channels.after(rows, channels)
+        of_tensors, tensor = self._tensors.after(sites, 1)
+        last = self._last
+        if last is None or last[0] is not of_channels or last[1] is not of_tensors:
+            found = [self._state(*blocks) for blocks in zip(of_channels, of_tensors, strict=True)]
+            (state, occupancy), (other, others) = found[0], found[-1]
+            marks = None if occupancy is None or others is None else (occupancy, others)
+            last = self._last = of_channels, of_tensors, (state, other), marks
+        return SiteRows(*last[2:], channel, channels, tensor)
 
     def _state(self, channels: list[Tensor], tensors: list[Tensor]) -> tuple[State, Tensor | None]:
-        """The state of a site in these rows of a buffer, and the occupancy of its histogram."""
-        counts, occupancy = (*[rows[0] for rows in tensors], None, None)[:2]
+        """The state in these blocks of a buffer, and the occupancy of its histograms."""
+        counts, occupancy = (*tensors, None, None)[:2]
         return State(
             moments=channels[0],
             tallies=channels[1],
@@ -249,17 +283,26 @@ class Rows:
         self._blocks: list[_Block] = []
         self._views: list[tuple[int, list[list[Tensor]]]] = [(0, []), (0, [])]
 
-    def after(self, used: int, rows: int) -> list[list[Tensor]]:
-        """The next rows, if the first `used` are in use: of each separate buffer one view
-        [rows, columns] per group."""
+    def after(self, used: int, rows: int) -> tuple[list[list[Tensor]], int]:
+        """The next rows, if the first `used` are in use: the block, of each separate buffer one
+        tensor [capacity, columns] per group, and the first row in it."""
         if not self._blocks or self._blocks[-1].end < used + rows:
             kept = [block for block in self._blocks if block.start < used]
             capacity = max(rows, self._capacity)
-            groups = [row.repeat(self._buffers, capacity, 1) for row in self._empty]
-            buffers = [[group[i] for group in groups] for i in range(self._buffers)]
+            # Outside of inference mode, a tensor that was made in it cannot be updated.
+            with torch.inference_mode(False):
+                groups = [self._filled(row, capacity) for row in self._empty]
+                buffers = [[group[i] for group in groups] for i in range(self._buffers)]
             self._blocks = [*kept, _Block(buffers, used, used + capacity)]
         buffers, start, _ = self._blocks[-1]
-        return [[group[used - start : used - start + rows] for group in one] for one in buffers]
+        return buffers, used - start
+
+    def _filled(self, row: Tensor, capacity: int) -> Tensor:
+        """A group of a new block, [buffers, capacity, columns]."""
+        if row.is_cpu and not row.any():  # most slots are never counted in: they take no memory
+            shape = self._buffers, capacity, row.shape[1]
+            return torch.from_numpy(np.zeros(shape, row.numpy().dtype))
+        return row.repeat(self._buffers, capacity, 1)
 
     def first(self, rows: int, buffer: int) -> list[list[Tensor]]:
         """The first `rows` rows: per group a list of views [n, columns], one per block."""

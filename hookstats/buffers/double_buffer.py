@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hookstats.buffers.closed import ClosedStep
-from hookstats.buffers.device import DeviceBuffer, Ranges, Rows, zeros
+from hookstats.buffers.device import DeviceBuffer, Ranges, Rows, SiteRows, zeros
 from hookstats.buffers.graph_states import ACCUMULATED, GraphSite, GraphState, outlast
 from hookstats.buffers.lock import Guard, lock, whole
 from hookstats.buffers.mask import CurrentMask
@@ -112,16 +112,15 @@ class DoubleBuffer:
     def accumulator(self, info: SiteInfo, device: torch.device) -> Accumulator:
         """A new state of `info.channels` channels, for tensors on `device`."""
         device = home(device)
-        # Outside of inference mode, a tensor that was made in it cannot be updated.
-        with self.lock, torch.inference_mode(False):
+        with self.lock:
             if (buffer := self.devices.get(device)) is None:
                 counting = self.bins, self.channel_bins, self.sampling.on(device)
                 buffer = DeviceBuffer(device, *counting)
                 self.devices[device] = buffer
             index, (place, row) = len(self._placed), self._end_of(buffer)
-            states, occupancy = buffer.states(place, row, info.channels)
-            calls = self._calls.after(index, 1)[0][0][0]
-            made = Accumulator(self, index, states, calls, occupancy)
+            rows = buffer.rows(place, row, info.channels)
+            blocks, call = self._calls.after(index, 1)
+            made = Accumulator(self, index, rows, blocks[0][0], call)
             self._placed.append(_Placed(info, buffer, place, row))  # from now on there is the site
             return made
 
@@ -339,41 +338,51 @@ class Accumulator:
 
     outcome: str | None = None
     """What becomes of a tensor that is accumulated."""
-    __slots__ = ("_buffers", "_calls", "_count", "_graph", "_index", "_occupancy", "_states")
+    __slots__ = ("_buffers", "_call", "_calls", "_count", "_graph", "_index", "_rows", "_states")
 
     def __init__(
         self,
         buffers: DoubleBuffer,
         index: int,
-        states: tuple[State, State],
+        rows: SiteRows,
         calls: Tensor,
-        occupancy: tuple[Tensor, Tensor] | None,
+        call: int,
     ) -> None:
-        """calls: int64 [2], the site's count of tensors, and when the first one came."""
+        """calls: int64 [N, 2], whose row `call` has the site's count of tensors, and when the first
+        one came."""
         self._buffers = buffers
         self._index = index
-        self._states = states
+        self._rows = rows
         self._calls = calls
-        self._count: Int64 = calls.numpy()
-        self._occupancy = occupancy
+        self._call = call
+        # Views, which take long to make, and which C++ hooks do without.
+        self._states: tuple[State, State] | None = None
+        self._count: Int64 | None = None
         self._graph: GraphState | None = None
 
     def accumulate(self, x: Tensor, channel_dim: int | None, mask: Tensor | None = None) -> None:
         """Accumulate the statistics of `x`, a detached tensor, into the open step, in a block of
         `DoubleBuffer.guard`. A call that raises changes no state."""
-        update_(x, channel_dim, *self._states[self._buffers.front], mask)
+        update_(x, channel_dim, *self.states[self._buffers.front], mask)
         self.count()
 
     def set_plan(self, site: _hooks.Site, x: Tensor, channel_dim: int | None) -> None:
         """Have `site` accumulate tensors like `x` without Python from now on."""
-        site.set_plan(x, channel_dim, self._states, (self._calls, self._calls), self._occupancy)
+        states, occupancy, channel, _, tensor = self._rows
+        rows = channel, tensor, self._call
+        site.set_plan(x, channel_dim, states, (self._calls, self._calls), occupancy, rows)
 
     @property
     def states(self) -> tuple[State, State]:
         """The state by buffer. External writers use it in a block of `guard`, and `count`."""
+        if self._states is None:
+            with torch.inference_mode(False):
+                self._states = self._rows.views()
         return self._states
 
     def count(self) -> None:
+        if self._count is None:
+            self._count = self._calls[self._call].numpy()
         if not self._count[0]:
             self._count[1] = self._buffers.tick()
         self._count[0] += 1
@@ -381,7 +390,7 @@ class Accumulator:
     def graph_state(self, site: GraphSite) -> GraphState:
         """The state that compiled graphs accumulate into; made at the first call."""
         if self._graph is None:
-            rows = self._states
+            rows = self.states
             device = rows[0].moments.device
             with torch.inference_mode(False):
                 sampling = self._buffers.sampling.of_graphs(device)
@@ -396,7 +405,7 @@ class Accumulator:
             site.counter(outcome, device)
             return self.graph_state(site)
 
-        device = self._states[0].moments.device
+        device = self._rows.states[0].moments.device
         graph = self._buffers.devices[device].outside_captures(make)
         outlast(graph, site)
         return graph

@@ -190,6 +190,9 @@ class Site:
         if mask is not None and accumulator.outcome is not None:
             return reasons.GRAPH_CAPTURE, False  # replays may outlast the mask
         try:
+            half = None if mask is not None or tensor.is_complex() else self.native
+            if half is not None and half.accumulate(x):
+                return None, False
             fits = mask is not None and _fits(mask, x, channel_dim)
             accumulator.accumulate(x.detach(), channel_dim, mask if fits else None)
         except Exception as error:

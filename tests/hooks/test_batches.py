@@ -48,8 +48,8 @@ def test_devices_of_two_types_with_the_same_index_have_batches_of_their_own() ->
     for key, parameter in model.items():
         site = native.hooks.Site(buffers, model)
         state = State(identity_moments(3), identity_tallies(3), None, None, None, None)
-        counter = torch.zeros(1, dtype=torch.int64)
-        site.set_plan(parameter.detach(), 0, (state, state), (counter, counter), None)
+        calls_of = torch.zeros(1, 2, dtype=torch.int64)
+        site.set_plan(parameter.detach(), 0, (state, state), (calls_of,) * 2, None, (0, 0, 0))
         parameters.add_watched(parameter, weakref.ref(model), key, site, None)
         sites.append(site)
     with buffers:
