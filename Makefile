@@ -29,6 +29,8 @@ BIN := $(abspath $(VENV))/bin
 STAMPS := $(VENV)/.hookstats
 # What is imported is compiled then; compiling every file of torch first takes a minute of one core.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
+# Where this is set, as in many containers, each process compiles again whatever it imports.
+unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(BIN):$(PATH)
 
 # Our own .venv gets the pinned versions; another environment keeps what it has.

@@ -57,9 +57,12 @@ def test_one_cuda_graph_serves_all_steps() -> None:
     assert (row.observed, row.skipped) == (3, {"step not recorded": 2})
 
 
-def test_inductor_is_asked_for_cuda_graphs() -> None:
+def test_inductor_is_asked_for_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `becomes_cuda_graph` finds out, by torch's own name of a mode."""
     asked: list[bool] = []
+    # It is asked while dynamo traces, before inductor would compile.
+    compiler = "torch._inductor.compile_fx.compile_fx"
+    monkeypatch.setattr(compiler, lambda graph, inputs, **settings: graph)
 
     @torch.compiler.assume_constant_result
     def ask() -> None:
