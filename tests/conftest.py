@@ -46,15 +46,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def frozen() -> Iterator[None]:
-    """Collections leave out what there was before, for tests that need many of them."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     made = Pool(tmp_path_factory.mktemp("ranks"))
@@ -88,6 +79,11 @@ def hooks_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     else:
         assert native.hooks is not None, native.why_not
     return str(request.param)
+
+
+def pytest_collection_finish() -> None:
+    # Collections leave out what there is before the first test, for the most part torch.
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

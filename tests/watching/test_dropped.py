@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 import hookstats as hs
 from hookstats.records.record import StepRecord
 
-pytestmark = pytest.mark.usefixtures("hooks_in", "one_thread", "frozen")
+pytestmark = pytest.mark.usefixtures("hooks_in", "one_thread")
 
 
 def iterate(model: nn.Module, optimizer: Optimizer) -> None:

@@ -27,7 +27,7 @@ from hookstats.stats.bins import LinearBins
 from hookstats.watching.watch import watch
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread", "frozen", "hooks_in"),
+    pytest.mark.usefixtures("one_thread", "hooks_in"),
     pytest.mark.filterwarnings("ignore:hookstats:RuntimeWarning"),  # that steps are lost
     # Python swallows an interrupt that arrives in a callback of the garbage collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
