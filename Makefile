@@ -144,8 +144,9 @@ pytest-check: WORKERS := $(shell echo $$(( $(JOBS) + 1 )))
 pytest-check: $(STAMPS)/dev | $(LOGS)
 	$(PYTEST) -m "(check or slow) and not full" --durations=30 --durations-min=5 $(CHECK_ROOMS:%=tests/%) 2>&1 | tee $(LOGS)/pytest-check.log
 
-# The plain presets link the kernels that setup.py compiled, those that users get.
-OBJECTS = $(if $(filter default races races-whole,$*),-DHOOKSTATS_OBJECTS="$$(ls -dt $(CURDIR)/build/temp.*/_C/csrc/cpu | head -n 1)")
+# The plain presets link the kernels that setup.py compiled, those that users get; the others link of
+# them what their sanitizers do not see.
+OBJECTS = -DHOOKSTATS_OBJECTS="$$(ls -dt $(CURDIR)/build/temp.*/_C/csrc/cpu | head -n 1)"
 
 # Both are built in one folder: races adds to what default has built.
 ctest-races: ctest-default
