@@ -68,10 +68,11 @@ BENCHMARKS := $(BIN)/python -m pytest bench/$(BENCH)
 WORKERS := $(JOBS)
 PYTEST = $(WAITING) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
-# run_parts(name,stamp,parts): builds and installs first, then runs the parts side by side.
+# run_parts(name,parts): builds and installs first, then runs the parts side by side: beside the
+# install of what only some of them need, the others.
 define run_parts
-	@$(MAKE) --no-print-directory $(STAMPS)/$(2)
-	@$(MAKE) --no-print-directory SIDE_BY_SIDE=1 CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" $(PARALLEL) $(3) \
+	@$(MAKE) --no-print-directory $(STAMPS)/test
+	@$(MAKE) --no-print-directory SIDE_BY_SIDE=1 CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" $(PARALLEL) $(2) \
 	  || { echo "make $(1): failed; a line with *** follows the output of each failed part" >&2; exit 1; }
 endef
 
@@ -85,11 +86,11 @@ demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and rep
 	$(BIN)/python -m hookstats demo
 
 test: | $(LOGS)  ## Install, build, lint, quick tests: at most 5 minutes on 2 cores, from a fresh clone
-	$(call run_parts,test,test,$(TEST_PARTS))
+	$(call run_parts,test,$(TEST_PARTS))
 	@echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)" | tee $(LOGS)/test.txt
 
 check: | $(LOGS)  ## Slower tests of some rooms, C++ tests, a sanitizer, nvcc, docs, small benchmarks: 12 minutes
-	$(call run_parts,check,dev,$(CHECK_PARTS))
+	$(call run_parts,check,$(CHECK_PARTS))
 	@{ for preset in default asan; do \
 	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done; \
 	  grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log; \
