@@ -119,16 +119,20 @@ class Loss(Rule):
             helps = "look at the first tensor that is not finite; without one, at the loss itself"
             return _Found(f"is {value}", "error", helps)
         count, values = history.counts[name], history.scalars[name]
-        begun = [x for x in history.first[name] if math.isfinite(x)]
-        if count <= _NEAR or len(begun) < 8:
+        if count <= _NEAR:
             return None
-        found = None
-        if _is_far(values):
-            found = self._leap(_finite(values), begun, history, step)
+        is_time = count in (self.first, self.steps, 4 * self.steps)
+        is_far = _is_far(values)
+        if not (is_time or is_far or self._may_climb(values, history.first[name])):
+            return None  # as in most steps
+        begun = [x for x in history.first[name] if math.isfinite(x)]
+        if len(begun) < 8:
+            return None
+        found = self._leap(_finite(values), begun, history, step) if is_far else None
         is_whole = _is_whole(name) or sum(map(is_loss, history.scalars)) == 1
         if found is None and is_whole:
             found = self._climbs(values, begun, history)
-        if found is None and is_whole and count in (self.first, self.steps, 4 * self.steps):
+        if found is None and is_whole and is_time:
             found = self._flat(name, _finite(values), begun, history)
         return found
 
@@ -184,6 +188,10 @@ class Loss(Rule):
             is_sure = lasts or (is_usual and value - max(begun) > max(gain, abs(start)))
             return _Found(says, "warning" if is_sure else "note", helps)
         return None
+
+    def _may_climb(self, values: list[float], first: list[float]) -> bool:
+        least = min(self.climb, self.diverge) * max(first[:8])
+        return not max(values[-_NEAR:]) <= least  # NaN tells nothing
 
     def _climbs(self, values: list[float], begun: list[float], history: History) -> _Found | None:
         finite = [x for x in values[-2 * _NEAR :] if math.isfinite(x)]
@@ -249,7 +257,7 @@ def _is_far(values: list[float]) -> bool:
     recent = values[-2 * _NEAR - 3 : -3]
     if len(recent) < 2 * _NEAR or not all(map(math.isfinite, recent)):
         return True
-    at = max(range(_NEAR, 2 * _NEAR), key=recent.__getitem__)
+    at = recent.index(max(recent[_NEAR:]), _NEAR)
     away = recent[at] - median(recent[at - _NEAR : at])
     return values[-1] - median(recent[_NEAR:]) > max(2 * away, 0)
 
