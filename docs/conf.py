@@ -44,7 +44,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", ".*"),
     # Other libraries': their pages are not asked for, so that a build needs no network.
-    ("py:class", r"(collections|contextlib|dataclasses|numpy|os|pathlib|re|torch|typing)\..*"),
+    ("py:class", r"(collections|contextlib|numpy|os|pathlib|re|torch|typing)\..*"),
     ("py:class", r"Axes|Console|Figure|Image|NDArray|Tensor|np\.bool_|u?([iI]nt|[fF]loat)\d+"),
     ("py:class", r"hookstats\.hooks\.(observe\.(Point|_Tensor|_Value)|attention\.Heads)"),
     ("py:class", r"Flags|Graph|Sums|What|Windows|hookstats\.rules\.history\._T"),  # inside rules

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -56,10 +56,7 @@ class SiteDifferences:
     """The step in which the site differs most."""
     rms: tuple[float, float]
     """The rms of the whole tensor in that step, in A and in B; NaN where there is none."""
-    read: InitVar[Callable[[int, Key], float]]  # what `moved` calls
-
-    def __post_init__(self, read: Callable[[int, Key], float]) -> None:
-        self._read = read
+    _read: Callable[[int, Key], float] = field(repr=False, compare=False)  # what `moved` calls
 
     @cached_property
     def moved(self) -> float:
@@ -151,7 +148,7 @@ class RunComparison:
                 distance=float(found["total"][i]) / len(self.steps),
                 step=int(found["step"][i]),
                 rms=(float(found["rms"][i, 0]), float(found["rms"][i, 1])),
-                read=self._moved_in,
+                _read=self._moved_in,
             )
             for i in order.tolist()
             if found["steps"][i]

@@ -182,7 +182,7 @@ class Loss(Rule):
             says = f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}"
             helps = "look at the batch of this step; clip gradients, or lower the learning rate"
             if lasts and lasting <= max(begun) + gain and not history.targets.is_entropy:
-                helps = f"right if targets are new, as of a target network; else {helps}"
+                helps = f"right if a target network was copied; else {helps}"
                 return _Found(says, "note", helps)
             is_usual = history.small.get(step) is False
             is_sure = lasts or (is_usual and value - max(begun) > max(gain, abs(start)))
