@@ -1,9 +1,10 @@
 """python -m bench.costs OUT.json [--table]: what recorders cost a training, by whole processes.
 
-Every variant of every training runs in a process, one after the other, several times: a warm-up,
-then at least SECONDS of steps, of which the mean counts. `wall` is a step's time, `cpu` the CPU
-time of all threads of the process: medians of the ratios to the first variant's run of the same
-round. With --table, print the table that the documentation quotes from a file that there is.
+All variants of a training live at once, a process each, and take turns of about a second while the
+others wait: a machine that slows down slows all of them. `ms` is a step's time, the median of the
+turns. `wall`, a step's time, and `cpu`, the CPU time of all threads since the turn before, are
+ratios to the first variant, of sums over the turns: a median would miss steps that few turns have.
+With --table, print the table that the documentation quotes from a file that there is.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import argparse
 import gc
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
+from subprocess import PIPE, Popen
 from time import perf_counter, process_time
 from typing import Any
 
@@ -74,29 +76,39 @@ MLP = Job(
 )
 TRAININGS = {name: job for name, job in JOBS.items() if "MLP" not in name}
 TRAININGS["100-layer MLP, 32x64"] = MLP
+TURN = 1.0  # seconds
+Took = dict[str, float]
+"""The `steps` of a turn, and by each, in seconds, `wall` time and `cpu` time, see above."""
 
 
-def train(job: Job, attach: Attach, warm_up: int, seconds: float, out: str) -> dict[str, float]:
-    """Seconds of a step, by the wall clock and by the CPU time of all threads."""
+def train(job: Job, attach: Attach, out: str, turns: Iterable[tuple[int, float]]) -> Iterator[Took]:
+    """Takes turns of at least so many steps and seconds, of which the first is the warm-up."""
     torch.manual_seed(0)
     model, (x, y) = job.model(), job.batch()
     optimizer = SGD(model.parameters(), lr=0.0, momentum=0.9)
     after_backward = attach(model, optimizer, out)
-    steps, began, cpu = -warm_up, 0.0, 0.0
-    while steps < 1 or perf_counter() - began < seconds:
-        if steps == 0:
+    step, spent = 0, 0.0
+    for turn, (least, seconds) in enumerate(turns):
+        if turn == 1:
             gc.collect()
-            began, cpu = perf_counter(), process_time()
-        optimizer.zero_grad()
-        job.loss(model, x, y).backward()  # type: ignore[no-untyped-call]
-        after_backward(steps)
-        optimizer.step()
-        steps += 1
-    return {
-        "wall": (perf_counter() - began) / steps,
-        "cpu": (process_time() - cpu) / steps,
-        "steps": steps,
-    }
+            spent = process_time()  # what the warm-up left to threads is no step's of this turn
+        began, first = perf_counter(), step
+        while step < first + least or perf_counter() - began < seconds:
+            optimizer.zero_grad()
+            job.loss(model, x, y).backward()  # type: ignore[no-untyped-call]
+            after_backward(step)
+            optimizer.step()
+            step += 1
+        wall, cpu, steps = perf_counter() - began, process_time() - spent, step - first
+        spent += cpu
+        yield {"wall": wall / steps, "cpu": cpu / steps, "steps": steps}
+
+
+def order(variants: Sequence[str], number: int) -> list[str]:
+    """The variants in the order of a round: a rotation, then its reverse, then the next one."""
+    first = number // 2 % len(variants)
+    rotated = [*variants[first:], *variants[:first]]
+    return rotated[::-1] if number % 2 else rotated
 
 
 def rows(costs: Mapping[str, Any]) -> list[str]:
@@ -116,14 +128,29 @@ def _added(ratio: float) -> str:
     return f"+{100 * (ratio - 1):.0f} %" if ratio >= 1.005 else "none measured"
 
 
-def _in_process(training: str, variant: str, options: argparse.Namespace) -> dict[str, float]:
-    """`train` in another process; its last line is the result."""
-    with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, "-m", "bench.costs", out, "--train", training, variant]
-        command += ["--warm-up", str(options.warm_up), "--seconds", str(options.seconds)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def _turns(training: str, options: argparse.Namespace) -> dict[str, list[Took]]:
+    """The turns of each variant's process, round by round."""
+    processes, turns = {}, {variant: list[Took]() for variant in options.variants}
+    with ExitStack() as stack:
+        for variant in turns:
+            out = stack.enter_context(tempfile.TemporaryDirectory())
+            command = [sys.executable, "-m", "bench.costs", out, "--train", training, variant]
+            process = Popen(command, stdin=PIPE, stdout=PIPE, text=True)
+            processes[variant] = stack.enter_context(process)
+            _turn(process, max(1, options.warm_up), 0.0)
+        for number in range(max(1, round(options.seconds / TURN))):
+            for variant in order(options.variants, number):
+                turns[variant].append(_turn(processes[variant], 1, TURN))
+    return turns
+
+
+def _turn(process: Popen[str], steps: int, seconds: float) -> Took:
+    """A turn of a process, of at least so many steps and seconds."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(json.dumps((steps, seconds)), file=process.stdin, flush=True)
+    took: Took = json.loads(process.stdout.readline())
+    return took
 
 
 def main() -> None:
@@ -134,8 +161,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the name of the trainings to run")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--warm-up", type=int, default=100, help="steps that are not timed")
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of turns, for each variant")
     options = parser.parse_args()
     if options.table:
         print("\n".join(rows(json.loads(options.out.read_text()))))
@@ -143,26 +169,24 @@ def main() -> None:
     if options.train:
         training, variant = options.train
         job, attach = TRAININGS[training], VARIANTS[variant]
-        print(json.dumps(train(job, attach, options.warm_up, options.seconds, str(options.out))))
-        sys.stdout.flush()
+        answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # what recorders print is no answer
+        for took in train(job, attach, str(options.out), map(json.loads, sys.stdin)):
+            print(json.dumps(took), file=answers, flush=True)
         os._exit(0)  # what a recorder does at exit is no step
     result: dict[str, Any] = {"machine": machine(), "options": vars(options) | {"out": ""}}
     for training in (name for name in TRAININGS if options.only in name):
-        runs: dict[str, list[dict[str, float]]] = {name: [] for name in options.variants}
-        for _ in range(options.repeats):
-            for variant in options.variants:
-                runs[variant].append(_in_process(training, variant, options))
-        base = runs[options.variants[0]]
+        turns = _turns(training, options)
+        base = turns[options.variants[0]]
         result[training] = {
             variant: {
-                "ms": round(1e3 * median(run["wall"] for run in found), 3),
+                "ms": round(1e3 * median(t["wall"] for t in found), 3),
                 **{
-                    clock: round(median(r[clock] / b[clock] for r, b in pairs), 4)
+                    clock: round(sum(t[clock] for t in found) / sum(t[clock] for t in base), 4)
                     for clock in ("wall", "cpu")
                 },
             }
-            for variant, found in runs.items()
-            if (pairs := list(zip(found, base, strict=True)))
+            for variant, found in turns.items()
         }
         print(training, json.dumps(result[training], indent=1), flush=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from subprocess import Popen
+from time import process_time
 from typing import Any
 
 import pytest
+import torch
 from support.paths import ROOT
+from torch import nn
 
 sys.path.append(str(ROOT))  # `bench` is a folder there, and not installed
 
@@ -90,9 +95,67 @@ def test_a_file_has_its_cases_as_tables(tmp_path: Path) -> None:
     ]
 
 
+def test_a_turn_counts_what_threads_did_since_the_turn_before(tmp_path: Path) -> None:
+    from bench import costs  # with transformers, which `make test` does not install
+
+    batch = torch.ones(1, 2), torch.zeros(1, dtype=torch.int64)
+    job = costs.Job(lambda: nn.Linear(2, 2), lambda: batch, costs.classes, steps=1)
+
+    def turns() -> Iterator[tuple[int, float]]:
+        for least in (3, 1, 2):
+            until = process_time() + 0.2
+            while process_time() < until:
+                """Work between two turns."""
+            yield least, 0.0
+
+    took = list(costs.train(job, costs.VARIANTS["no recorder"], str(tmp_path), turns()))
+    assert [turn["steps"] for turn in took] == [3, 1, 2]
+    assert took[1]["cpu"] < took[2]["cpu"]  # after the warm-up, counting begins anew
+    assert took[2]["cpu"] >= 0.2 / 2
+
+
+LOUD = """
+from bench import costs
+
+def attach(model, optimizer, out):
+    print("loud", flush=True)
+    return print
+
+costs.VARIANTS["default"] = attach
+costs.main()
+"""
+
+
+def test_variants_take_turns_whatever_a_recorder_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench import costs
+
+    def popen(command: list[str], **options: Any) -> Popen[str]:
+        return Popen([command[0], "-c", LOUD, *command[3:]], **options)
+
+    out, variants = tmp_path / "costs.json", ["no recorder", "default"]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HOOKSTATS_BENCH_SMOKE", "1")
+    monkeypatch.setattr(costs, "Popen", popen)
+    arguments = ["--only", "ResNet", "--variants", *variants, "--seconds", "2", "--warm-up", "2"]
+    monkeypatch.setattr(sys, "argv", ["costs", str(out), *arguments])
+    costs.main()
+    (training,) = (name for name in costs.TRAININGS if "ResNet" in name)
+    assert list(found := json.loads(out.read_text())[training]) == variants
+    assert (found["no recorder"]["wall"], found["no recorder"]["cpu"]) == (1, 1)
+
+
+def test_orders_of_rounds_change_the_neighbours() -> None:
+    from bench import costs
+
+    orders = ["".join(costs.order("ABC", number)) for number in range(6)]
+    assert orders == ["ABC", "CBA", "BCA", "ACB", "CAB", "BAC"]
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/performance.md", "docs/comparison.md"])
 def test_pages_quote_the_measured_costs(page: str) -> None:
-    from bench import costs  # with transformers, which `make test` does not install
+    from bench import costs
 
     measured = json.loads((ROOT / "bench/results/costs.json").read_text())
     (quoted,) = re.findall(
