@@ -20,6 +20,7 @@ from hookstats.preflight.check import examined
 from hookstats.preflight.finding import Line
 from hookstats.preflight.given import Given, unwrapped
 from hookstats.preflight.training import Backward
+from hookstats.watching.out import nowhere
 
 _MOST = 3
 """Of how many parts a model may consist that the script calls one by one."""
@@ -60,7 +61,8 @@ class Preflight:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """In this context, the first backward raises `Checked` once the models are checked."""
+        """In this context, the first backward raises `Checked` once the models are checked.
+        Watches of the script write no run."""
         init: Any = Optimizer.__init__
         call: Any = nn.Module.__call__
         backward: Any = torch.autograd.backward
@@ -85,7 +87,7 @@ class Preflight:
                 self._check(tensors if isinstance(tensors, Tensor) else next(iter(tensors)))
             backward(tensors, *args, **kwargs)
 
-        with ExitStack() as context:
+        with nowhere(), ExitStack() as context:
             for owner, name, new in (
                 (Optimizer, "__init__", made),
                 (nn.Module, "__call__", called),

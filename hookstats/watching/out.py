@@ -1,10 +1,11 @@
-"""Where a run goes: names with a number that is free."""
+"""Where a run goes: names with a number that is free, or nowhere."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -16,6 +17,25 @@ from hookstats.stats.arguments import check_path
 
 NUMBER = "{n}"
 """What a number takes the place of in `out`."""
+
+
+_nowhere = 0  # how many contexts of `nowhere` are open
+
+
+@contextmanager
+def nowhere() -> Iterator[None]:
+    """In this context, watches write no run, whatever their `out` is: what is there stays."""
+    global _nowhere
+    _nowhere += 1
+    try:
+        yield
+    finally:
+        _nowhere -= 1
+
+
+def is_nowhere() -> bool:
+    """Whether a context of `nowhere` is open."""
+    return _nowhere > 0
 
 
 _asked: Counter[str] = Counter()  # how often a name was asked for: on each rank as often

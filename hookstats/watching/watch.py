@@ -28,7 +28,7 @@ from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.arguments import named
 from hookstats.watching.handle import Watch
-from hookstats.watching.out import NUMBER, is_taken, numbered
+from hookstats.watching.out import NUMBER, is_nowhere, is_taken, numbered
 from hookstats.watching.recorder import Recorder
 from hookstats.watching.reduce import Exchange, Reduce
 from hookstats.watching.settings import (
@@ -224,7 +224,7 @@ def watch(
     if setup is not None:
         of_run |= {"setup": setup.to_dict(), "rules": [rule.name for rule in chosen]}
     writer, place = None, None
-    if out is not None:
+    if out is not None and not is_nowhere():
         writer, place = _writer(out, of_run, append, overwrite, max_bytes)
     try:
         recorder = Recorder(writer, sinks, monitor if monitor.has_rules else None, exchange)

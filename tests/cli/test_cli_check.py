@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.commands import call
+from torch import nn
+
+import hookstats as hs
 
 SCRIPT = """
 import sys
@@ -39,7 +42,8 @@ if mode == "watched":
     import hookstats as hs
 optimizer = torch.optim.SGD((model.head if mode == "frozen" else model).parameters(), lr=0.1)
 if mode == "watched":
-    watch = hs.watch(model, optimizer)
+    out = next(iter(sys.argv[2:]), None)
+    watch = hs.watch(model, optimizer, out=out, **dict.fromkeys(sys.argv[3:], True))
 with torch.no_grad():
     called(torch.ones(2, 5, 8))
 try:
@@ -69,6 +73,19 @@ def test_a_sound_script_ends_with_0_before_its_first_step(script: Path, mode: st
     assert result.code == 0, result.err
     assert result.out.startswith("hookstats check: Net, ")
     assert "went on" not in result.out
+
+
+@pytest.mark.parametrize("options", [(), ("overwrite",), ("append",)], ids=str)
+def test_a_script_that_watches_leaves_its_run_as_it_is(
+    script: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    run = tmp_path / "run"
+    with hs.watch(nn.Linear(8, 3), out=run):
+        pass
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    result = call("check", str(script), "watched", str(run), *options)
+    assert result.code == 0, result.err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
 
 
 def test_a_leak_ends_with_1(script: Path) -> None:
