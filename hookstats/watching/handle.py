@@ -234,7 +234,8 @@ class Watch(Unique):
         or not (`Run.scalars`), and sinks get them. A second value of a name replaces the first.
         Nothing waits for a tensor on a device. Calls while a CUDA graph is captured do nothing.
 
-        values, more: numbers, or tensors of one element, by name.
+        values, more: numbers, or tensors of one element, by name. The rule `loss graph` reads how a
+            loss was computed from its tensor; `loss.item()` does not tell it.
 
         Raises:
             ValueError: a value is something else or has no name, or the watch is closed.

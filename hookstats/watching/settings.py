@@ -229,11 +229,12 @@ def models_with_inputs(
     models: Mapping[str, nn.Module], selection: Selection
 ) -> dict[str, nn.Module]:
     """The models whose own inputs are recorded by default, by name: all that are not excluded and
-    take hooks."""
+    take hooks. A model without a forward, as `nn.ModuleDict`, is never called."""
     return {
         name: model
         for name, model in models.items()
         if not (isinstance(model, torch.jit.ScriptModule) or selection.excludes(name, model))
+        and getattr(model.forward, "__func__", None) is not nn.Module.forward
     }
 
 

@@ -102,6 +102,17 @@ def test_each_of_several_models_has_its_inputs() -> None:
         assert w.latest["a", "input"].count.sum() == 6
 
 
+@pytest.mark.parametrize("container", [nn.ModuleDict, lambda parts: nn.ModuleList(parts.values())])
+def test_a_model_without_a_forward_has_no_input_to_miss(container: Any) -> None:
+    model = container({"a": network(), "b": network()})
+    with watch(model) as w:
+        for part in model.children():
+            part(torch.ones(2, 3)).sum().backward()
+        w.step()
+        assert ("", "input") not in {(row.name, row.kind) for row in w.coverage().rows}
+        assert "never called" not in w.coverage().summary(None, has_loss=True)
+
+
 def test_a_model_that_is_one_layer_has_its_input_once() -> None:
     model = nn.Linear(3, 1)
     with watch(model) as w:
