@@ -128,7 +128,8 @@ def local_shard(tensor: Tensor) -> Tensor:
 def is_freed(tensor: Tensor) -> bool:
     """Whether a tensor, or the part of a DTensor on this rank, has elements and no memory: it was
     offloaded, sharding freed it, or it is of a transform. To read it may crash."""
-    tensor = local_shard(tensor) if is_dtensor(tensor) else tensor
+    if type(tensor) is not Tensor and is_dtensor(tensor):
+        tensor = local_shard(tensor)
     has_memory = has_storage(tensor) and tensor.untyped_storage().nbytes()
     return bool(tensor.numel()) and not has_memory
 

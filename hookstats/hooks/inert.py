@@ -11,8 +11,9 @@ import copyreg
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import MethodType
 from typing import Any, TypeVar
-from weakref import WeakMethod
+from weakref import ref
 
 from torch.utils.hooks import RemovableHandle
 
@@ -70,12 +71,13 @@ def weakly(method: Callable[..., object], keeps: object = None) -> Callable[...,
 
     keeps: what the function keeps alive.
     """
-    known = WeakMethod(method)
+    assert isinstance(method, MethodType)
+    known, function = ref(method.__self__), method.__func__
 
     def call(*args: object) -> None:
         found = known()
         if found is not None:
-            found(*args)
+            function(found, *args)
 
     call.keeps = keeps  # type: ignore[attr-defined]
     return call

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 
 import torch
 from torch import nn
@@ -20,6 +19,8 @@ from hookstats.hooks.traced import hookstats_leaves_out
 
 _NO_PHASE = -1
 """The phase of a call that is left out: no hook has it."""
+_WITH_GRADIENTS = frozenset({(True, True), (True, False)})
+"""Of the modes of calls, (gradients, training)."""
 
 
 class RootModules:
@@ -42,7 +43,10 @@ class RootModules:
     @property
     def called(self) -> bool:
         """Whether a call of a model has begun in the open step."""
-        return any(call.called for call in self._calls)
+        for call in self._calls:  # noqa: SIM110 - each step asks, `any` takes longer
+            if call.called:
+                return True
+        return False
 
     def begin_step(self) -> None:
         """Begin a step, in which no model is called yet."""
@@ -139,18 +143,21 @@ class _CallHook(Hook):
         if is_dynamo_compiling():
             if hookstats_leaves_out():
                 return
-        elif roots.skips_evaluation:
-            roots.end_call()  # of one that an error ended
-            if self._is_evaluation(module):
-                self.seen = True
-                roots.leave_call_out()
-                return
+            is_compiled = True
+        else:
+            is_compiled = False
+            if roots.skips_evaluation:
+                if roots._buffers.phase == _NO_PHASE:
+                    roots.end_call()  # of one that an error ended
+                if self._is_evaluation(module):
+                    self.seen = True
+                    roots.leave_call_out()
+                    return
         self.seen = True
         if not roots.skips_evaluation or torch.is_grad_enabled() or module.training:
             self.called = True
-            if not is_dynamo_compiling():
-                with suppress(Exception):
-                    roots.note_call()
+            if not is_compiled:
+                roots.note_call()
 
     def _is_evaluation(self, module: nn.Module) -> bool:
         """Whether the call is one of an evaluation that modes alone do not tell.
@@ -173,8 +180,7 @@ class _CallHook(Hook):
     def begin_step(self) -> None:
         """Note in which modes the training called the model in the step that ends."""
         self.called = False
-        with_gradients = {mode for mode in self._modes if mode[0]}
-        self._training = with_gradients or self._left_out or self._training
+        self._training = (self._modes & _WITH_GRADIENTS) or self._left_out or self._training
         self._modes, self._left_out = set(), set()
 
 

@@ -46,8 +46,9 @@ class Optimizers:
     def __init__(self, roots: RootModules) -> None:
         self._roots = roots
         self._known: list[weakref.ref[Optimizer]] = []
+        self.are_several = False
         self._models: dict[int, frozenset[int]] = {}  # places of models, by optimizer
-        self._stepped = Counter[int]()  # how often, in the open step
+        self._stepped = Counter[int]()  # how often, in the open step; of one alone, nothing
         self._alone = False  # whether an optimizer closed steps alone before
         self._most = 0  # the most steps of any of them in one closed step
         self._told = False
@@ -61,6 +62,7 @@ class Optimizers:
     def add(self, optimizer: Optimizer) -> None:
         self._models[len(self._known)] = self._roots.of(optimizer)
         self._known.append(weakref.ref(optimizer))
+        self.are_several = len(self._known) > 1
 
     def steps_again(self, optimizer: int) -> bool:
         """Whether the open step is over before one of them steps, as it did in it, alone."""
@@ -83,9 +85,7 @@ class Optimizers:
         )
 
     def note(self, optimizer: int) -> bool:
-        """Note that one of them steps, by its number; whether it closes the step."""
-        if len(self._known) == 1:
-            return True
+        """Note that one of several steps, by its number; whether it closes the step."""
         self._stepped[optimizer] += 1
         is_last = all(i in self._stepped or known() is None for i, known in enumerate(self._known))
         is_last = is_last or (self._alone and self._is_alone(optimizer))
@@ -96,8 +96,9 @@ class Optimizers:
 
     def begin(self) -> None:
         """Begin a step, in which none has stepped."""
-        self._most = max(self._most, *self._stepped.values(), 0)
-        self._stepped.clear()
+        if self._stepped:
+            self._most = max(self._most, *self._stepped.values())
+            self._stepped.clear()
 
     def remind(self, optimizer: int, step: int) -> None:
         """Warn, once, if the open step, a number, has many steps of one of them, and none of
@@ -131,7 +132,7 @@ class StepHook(Hook):
 
     __slots__ = (
         *("_after", "_after_step", "_before", "_buffers", "_is_of_copies", "_look"),
-        *("_native", "_parameters", "_sample", "_then"),
+        *("_native", "_optimizers", "_parameters", "_sample", "_then"),
     )
 
     def __init__(
@@ -141,17 +142,20 @@ class StepHook(Hook):
         after_step: AfterStep,
         sample: StepSample | None,
         look: Look | None,
+        optimizers: Optimizers,
         before: Callable[[], None],
         then: Callable[[], None],
         *,
         after: bool,
     ) -> None:
-        """before, then: called before and after this observes anything at a step."""
+        """before: called before this observes anything at a step, where there are several
+        optimizers. then: called after."""
         self._buffers = buffers
         self._parameters = parameters
         self._after_step = after_step
         self._sample = sample
         self._look = look
+        self._optimizers = optimizers
         self._before = before
         self._then = then
         self._after = after
@@ -173,7 +177,7 @@ class StepHook(Hook):
             self._look(optimizer, after=self._after)
         if not (is_its_time or after_step.is_needed):
             return  # the other hook has this step
-        if is_its_time:
+        if is_its_time and self._optimizers.are_several:
             self._before()
         is_recorded = self._buffers.recording
         if is_recorded:

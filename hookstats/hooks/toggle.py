@@ -33,7 +33,8 @@ class HookToggle:
         # Torch's dictionary of a module's hooks, and ours among these, by the dictionary's id.
         self._known: dict[int, tuple[Callable[[], _Hooks | None], _Hooks]] = {}
         self._types: set[type[nn.Module]] = set()
-        self._there: bool | None = True  # None where an interrupt came: the next call does it all
+        self.there: bool | None = True
+        """Whether the hooks are there; None where an interrupt came: the next call does it all."""
 
     def add(self, module: nn.Module, handles: Iterable[RemovableHandle]) -> None:
         """Have these hooks come and go, which were set on the module."""
@@ -49,9 +50,9 @@ class HookToggle:
 
     def set(self, there: bool) -> None:
         """Have the hooks be there, or not where they may go."""
-        if there is self._there or (not there and has_compiled()):
+        if there is self.there or (not there and has_compiled()):
             return
-        self._there = None
+        self.there = None
         away = False
         for hooks_of, ours in self._known.values():
             hooks = hooks_of()
@@ -66,7 +67,7 @@ class HookToggle:
                     hooks.move_to_end(key, last=False)
         if away and has_compiled():
             reset_compiled(self._types)
-        self._there = there
+        self.there = there
 
     def end(self) -> None:
         """Have no hook come back."""

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor, nn
@@ -110,6 +111,7 @@ class Watch(Unique):
         self._paused = False
         self._recorded = False  # whether hooks observed at any time in the open step
         self._closed = False
+        self._thread = 0  # that closed the last step
         self._discarded = 0
         self._uncounted: dict[str, str] = {}
         self._told = False
@@ -196,7 +198,7 @@ class Watch(Unique):
             scale = NoiseScale(self._buffers, weakly(self._log_sample))
             self._handles += scale.attach(optimizer)
         look = None if self._loop is None else self._loop.add().look
-        parts = self._buffers, seen.parameters, seen.after_step, sample, look
+        parts = self._buffers, seen.parameters, seen.after_step, sample, look, self._optimizers
         step = partial(StepHook, *parts, before, then)
         self._handles += (
             optimizer.register_step_pre_hook(step(after=False)),
@@ -573,8 +575,11 @@ class Watch(Unique):
 
     def _stepped_by(self, optimizer: int) -> None:
         """Note that an optimizer steps; the last one closes the step."""
-        with self._buffers.lock:
-            is_last = self._optimizers.note(optimizer)
+        if self._optimizers.are_several:
+            with self._buffers.lock:
+                is_last = self._optimizers.note(optimizer)
+        else:
+            is_last = True
         if is_last:
             self._close_step()
         else:
@@ -592,18 +597,26 @@ class Watch(Unique):
         )
 
     def _close_step(self, *, is_stuck: bool = False) -> None:
-        if self._recorder.is_current_thread():
-            # It would wait for itself, and steps are the training's.
-            raise RuntimeError(
-                "step: called by a sink or by a rule's action, expected a call by the training"
-            )
+        thread = get_ident()
+        if thread != self._thread:
+            if self._recorder.is_current_thread():
+                # It would wait for itself, and steps are the training's.
+                raise RuntimeError(
+                    "step: called by a sink or by a rule's action, expected a call by the training"
+                )
+            self._thread = thread
         if self._buffers.is_captured():
             return  # replays of the graph will close no steps
         step = self._step
         try:
-            with self._cost, own_dispatch():
-                recorded = self._end_step(is_stuck)
-                self._recorded = False
+            if self._recorded:
+                with self._cost, own_dispatch():
+                    recorded = self._end_observed(is_stuck)
+            else:
+                recorded = False
+                self._end_step(is_stuck)
+                self._step = step + 1
+            self._recorded = False
             self._when.close(step, recorded, self._rates)
             self._schedule()
             if self._recorded and not recorded:
@@ -669,28 +682,32 @@ class Watch(Unique):
         why = "a hook was interrupted" if error is None else error_text(error)
         self._recorder.skip(step, reason, "recording a step", f"{why}; step {step} is lost")
 
-    def _end_step(self, is_stuck: bool) -> bool:
-        """Close the open step; whether it was to be recorded."""
-        step = self._step
+    def _end_observed(self, is_stuck: bool) -> bool:
+        """End the open step, in which hooks observed; whether it was to be recorded."""
         if self._buffers.recording and CHECKSUM in self._settings.kinds:
             checksums.observe(self._buffers, self._observers.parameters)
-        self._optimizers.begin()
-        self._buffers.mask.step_closed()
         self._observers.parameters.look_again()
-        recorded = self._buffers.recording or (self._recorded and self._buffers.has_content())
-        self._rates = values = learning_rates(self._optimizers)
-        if recorded:
-            values = {**values, **self._cost.since()}
-        is_shown = recorded and self._recorder.shows(step)
-        scalars = self._log.close(step, values, is_shown=is_shown, is_stuck=is_stuck)
-        self._roots.begin_step()
-        self._silence.closed()
+        recorded = self._buffers.recording or self._buffers.has_content()
+        scalars = self._end_step(is_stuck, recorded)
         if recorded:
             self._tell_evaluations()
             self._silence.look(self._optimizers)
-            self._record(step, scalars)
-        self._step = step + 1  # from now on, the step is closed
+            self._record(self._step, scalars)
+        self._step += 1  # from now on, the step is closed
         return recorded
+
+    def _end_step(self, is_stuck: bool, recorded: bool = False) -> StepScalars:
+        """End the open step for what is kept of all steps."""
+        self._optimizers.begin()
+        self._buffers.mask.step_closed()
+        self._rates = values = learning_rates(self._optimizers)
+        if recorded:
+            values = {**values, **self._cost.since()}
+        is_shown = recorded and self._recorder.shows(self._step)
+        scalars = self._log.close(self._step, values, is_shown=is_shown, is_stuck=is_stuck)
+        self._roots.begin_step()
+        self._silence.closed()
+        return scalars
 
     def _record(self, step: int, scalars: StepScalars) -> None:
         try:
@@ -705,11 +722,15 @@ class Watch(Unique):
         if closed is None:
             self._skip(step, None)
         else:
-            self._recorder.submit(closed, step, scalars)
+            # What is logged from now on is not of the record.
+            values = dict(scalars.values)
+            self._recorder.submit(closed, step, StepScalars(step, scalars.time, values))
 
     def _schedule(self) -> None:
-        tidy()
         due = self._when.is_due(self._step) and not self._paused and not self._closed
+        if not due and self._toggle.there is False and not self._buffers.recording:
+            return  # as in the step before
+        tidy()
         self._buffers.sampling.begin_step(self._step, due)
         self._buffers.record(due)
         self._recorded |= self._buffers.recording

@@ -54,7 +54,7 @@ class Loop:
             for name, module in modules.items()
             if isinstance(module, (_DROPOUTS, _NORMS))
         ]
-        self._buffers = buffers
+        self.buffers = buffers
         self._tell = tell
         self._optimizers: list[Stepping] = []
         self._in_eval = 0  # how many steps in a row all modules were
@@ -68,10 +68,6 @@ class Loop:
         """Let go of all gradients."""
         for stepping in self._optimizers:
             stepping.let_go()
-
-    def is_due(self, steps: int) -> bool:
-        """Whether to look at a step, the how many-th of its optimizer."""
-        return steps <= _FIRST or self._buffers.recording
 
     def knows(self, parameter: Tensor) -> bool:
         """Whether the watch has a parameter."""
@@ -112,13 +108,15 @@ class Stepping:
         self._none = self._again = self._grown = 0  # in how many steps in a row
         self._watch: _Arrivals | None = None
         self._left: list[_State | None] = []  # of all parameters, after the last step
+        self._rests = False  # whether nothing is kept, and only recorded steps are looked at
         self._written = 0  # before how many steps in a row they were written to
         self._is_told = False  # whether they ever were
         self._has_failed = False
 
     def look(self, optimizer: Optimizer, *, after: bool) -> None:
         """Look at a step before its end, or after it; closures make their own gradients."""
-        if self._has_failed:
+        self._steps += not after
+        if self._has_failed or (self._rests and not self._loop.buffers.recording):
             return
         try:
             (self._after if after else self._before)(optimizer)
@@ -127,8 +125,8 @@ class Stepping:
 
     def _before(self, optimizer: Optimizer) -> None:
         """Look at the gradients that a step is about to use."""
-        self._steps += 1
-        if not self._loop.is_due(self._steps):
+        self._rests = self._steps > _FIRST and not self._loop.buffers.recording
+        if self._rests:
             self.let_go()
             return
         self._loop.look_at_modes()
@@ -152,7 +150,7 @@ class Stepping:
 
     def _after(self, optimizer: Optimizer) -> None:
         """Keep gradients that a step has used."""
-        if self._steps > _FIRST and not self._kept and not self._loop.is_due(self._steps):
+        if self._steps > _FIRST and not self._kept and not self._loop.buffers.recording:
             return
         if self._written < _LASTS:
             self._left = [_state(parameter) for parameter in parameters_of(optimizer)]

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from hookstats._torch import is_dtensor, is_freed, is_plain, local_shard
 from hookstats.buffers.staging import event
+from hookstats.hooks.readable import own_dispatch
 from hookstats.kernels.ops import ignore_captures
 from hookstats.records.norms import RATE
 from hookstats.stats.messages import error_text, warn
@@ -71,7 +72,9 @@ def as_scalar(name: str, value: Any) -> float | OnDevice:
         ValueError: it is neither a real number nor a tensor of one element.
     """
     if isinstance(value, Tensor):
-        found = local_shard(value) if is_dtensor(value) and _is_replica(value) else value
+        found = value
+        if type(value) is not Tensor and is_dtensor(value) and _is_replica(value):
+            found = local_shard(value)
         is_one = is_plain(found) and found.numel() == 1
         if is_one and not (found.is_complex() or is_freed(found)):
             return float(found.detach()) if found.is_cpu else OnDevice(found)
@@ -94,16 +97,14 @@ def as_scalars(values: Mapping[Any, Any]) -> dict[str, float | OnDevice]:
     One that a device has, and for which there is no memory on the host, is left out, with a
     RuntimeWarning: training goes on.
     """
-    found = {str(name): _brought(str(name), value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _brought(name: str, value: Any) -> float | OnDevice | None:
-    try:
-        return as_scalar(name, value)
-    except (MemoryError, RuntimeError) as error:
-        warn(f"hookstats: {name} is not logged: {error_text(error)}")
-        return None
+    found: dict[str, float | OnDevice] = {}
+    for key, value in values.items():
+        name = str(key)
+        try:
+            found[name] = as_scalar(name, value)
+        except (MemoryError, RuntimeError) as error:
+            warn(f"hookstats: {name} is not logged: {error_text(error)}")
+    return found
 
 
 def as_samples(ids: object) -> list[int | str]:
@@ -141,7 +142,8 @@ def learning_rates(optimizers: Iterable[Optimizer]) -> dict[str, float | OnDevic
         if type(group.get("lr")) is float:  # the usual case
             found[f"lr/{i}"] = group["lr"]
             continue
-        with suppress(KeyError, ValueError):  # an optimizer without rates, or with one per element
+        # An optimizer without rates, or with one per element.
+        with suppress(KeyError, ValueError), own_dispatch():
             found |= as_scalars({f"lr/{i}": group["lr"]})
     return found
 
@@ -217,8 +219,8 @@ class ScalarLog:
         is_shown: bool,
         is_stuck: bool = False,
     ) -> StepScalars:
-        """Close the open step, and return what it has so far; `values` are the ones recorded
-        without `log`.
+        """Close the open step, and return what it has, to which more may be added; `values` are
+        the ones recorded without `log`.
 
         is_shown: whether sinks and rules get its record, with these. is_stuck: whether the step is
         closed because the optimizer does not step, so that it shows nothing of what is usual.
@@ -237,7 +239,7 @@ class ScalarLog:
         if now >= self._handed_on + _BATCH_SECONDS or (is_shown and self._is_unseen):
             self.hand_on()
         self._is_shown = is_shown
-        return StepScalars(step, closed.time, dict(closed.values))  # others are added to the first
+        return closed
 
     def seal(self) -> None:
         """End the step that was closed last: what is logged from now on is of the open step."""

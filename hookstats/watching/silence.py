@@ -41,7 +41,7 @@ class Silence:
         self._models = [weakref.ref(model) for model in models]
         self._names = {name for model in self._alive() for name, _ in model.named_parameters()}
         self._gradients = gradients
-        self._own = weakref.WeakSet[Optimizer]()
+        self._own: dict[int, weakref.ref[Optimizer]] = {}  # by id
         self._strangers = weakref.WeakKeyDictionary[Optimizer, bool]()  # whether they train models
         self._groups = 0  # of the watch's optimizers
         self._steps = 0  # of strangers, since a step was closed
@@ -71,7 +71,7 @@ class Silence:
 
     def add(self, optimizer: Optimizer) -> None:
         """The watch has an optimizer."""
-        self._own.add(optimizer)
+        self._own[id(optimizer)] = weakref.ref(optimizer)
         self._groups += len(optimizer.param_groups)
 
     def closed(self) -> None:
@@ -90,7 +90,8 @@ class Silence:
 
     def note_step(self, optimizer: Optimizer) -> None:
         """An optimizer, any of the process, steps."""
-        if optimizer in self._own:
+        known = self._own.get(id(optimizer))
+        if known is not None and known() is optimizer:
             self._steps_itself = True
             return
         trains = self._strangers.get(optimizer)
@@ -113,8 +114,13 @@ class Silence:
         self._calls += 1
         if self._calls % _MANY == _MANY // 2:
             self._came = self._gradients()
-        if self._calls % _MANY or self._steps_itself:  # as a closure that is called many times
-            return
+        # A closure may call a model many times in a step.
+        if self._calls % _MANY == 0 and not self._steps_itself:
+            with suppress(Exception):
+                self._look_for_gradients()
+
+    def _look_for_gradients(self) -> None:
+        """Warn if gradients of outputs came, and no parameter has any."""
         trained = [p for m in self._alive() for p in m.parameters() if p.requires_grad]
         # Where batches accumulate, gradients stay from one call to the next.
         if all(p.grad is None for p in trained) and self._gradients() - self._came >= _MANY // 4:

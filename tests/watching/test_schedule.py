@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from types import SimpleNamespace
+from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -272,3 +274,28 @@ def test_what_an_error_adds_ends_where_training_goes_back() -> None:
             take_step(optimizer, model(x).sum())
             w._recorder.drain(disk=False)
     assert [record.step for record in records] == [10]
+
+
+def _calls_of_an_idle_step(layers: int) -> int:
+    """How many functions of hookstats a step calls that is not recorded."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+    optimizer, x = SGD(model.parameters(), 1e-4), torch.randn(8, 4)
+    home = str(Path(hs.__file__).parent)
+    calls = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(home)
+
+    with watch(model, optimizer, every=1000, rules=[Loss()]):
+        for step in range(FIRST + 3):
+            sys.setprofile(count if step == FIRST + 2 else None)
+            take_step(optimizer, model(x).square().mean())
+            sys.setprofile(None)
+    return calls
+
+
+def test_a_step_that_is_not_recorded_calls_nothing_for_each_layer() -> None:
+    calls = [_calls_of_an_idle_step(layers) for layers in (2, 30)]
+    assert calls[0] == calls[1]
+    assert 0 < calls[0] < 50  # each takes some microseconds, cold as it is
