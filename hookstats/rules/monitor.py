@@ -16,7 +16,7 @@ from hookstats.records.record import StepRecord
 from hookstats.rules.defaults import Rules, as_rules
 from hookstats.rules.facts import Fact
 from hookstats.rules.history import History, is_loss
-from hookstats.rules.rule import Rule, RuleError, RuleWarning
+from hookstats.rules.rule import Rule, RuleError, RuleWarning, SevereWarning
 from hookstats.rules.setup import Setup
 from hookstats.runs.alerts import AlertEntry
 from hookstats.stats.messages import warn
@@ -155,7 +155,9 @@ class Monitor:
                 if alerts[0][1] or rule.action != "warn":
                     helps = alerts[0][0].advice or rule.advice
                     helps = f"; what helps: {helps}" if helps else ""
-                    warn(_together([alert for alert, _ in alerts]) + helps, RuleWarning)
+                    is_error = alerts[0][0].severity == "error"
+                    category = SevereWarning if is_error else RuleWarning
+                    warn(_together([alert for alert, _ in alerts]) + helps, category)
 
     def _took(self, rule: Rule, alerts: Sequence[tuple[Alert, bool]]) -> bool:
         """Whether a rule's own action took its alerts."""

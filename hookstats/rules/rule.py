@@ -19,6 +19,15 @@ from hookstats.stats.printable import printable
 class RuleWarning(RuntimeWarning):
     """Warns of an alert, where the rule's action is "warn"."""
 
+    severity: ClassVar[Severity] = "warning"
+    """What is printed in front of it."""
+
+
+class SevereWarning(RuleWarning):
+    """Warns of an alert that is an error."""
+
+    severity = "error"
+
 
 class RuleError(RuntimeError):
     """Ends the training, where the rule's action is "raise"; `alert` is why."""

@@ -18,8 +18,9 @@ from hookstats.stats.printable import printable
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn; if a filter turns the warning into an error, which nobody could catch, log an error.
 
-    It is printed as "hookstats: warning: ...", under pytest and in notebooks, too. The message may
-    hold names and errors from anywhere: it is made `printable`.
+    It is printed as "hookstats: warning: ...", or with the `severity` that the category has, under
+    pytest and in notebooks, too. The message may hold names and errors from anywhere: it is made
+    `printable`.
     """
     message = printable(message, lines=True)
     try:
@@ -73,7 +74,8 @@ def _formatted(
     """A warning as it is printed: of ours without the path and the line of our sources."""
     if filename != _PLACE:
         return _others[0](message, category, filename, lineno, line)
-    return f"hookstats: warning: {str(message).removeprefix('hookstats: ')}\n"
+    severity = getattr(category, "severity", "warning")
+    return f"hookstats: {severity}: {str(message).removeprefix('hookstats: ')}\n"
 
 
 def notify(failures: dict[str, str], what: str, why: str) -> None:

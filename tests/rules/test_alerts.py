@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -197,6 +198,18 @@ def test_a_watch_warns() -> None:
         w = trained(broken_model(), 4, "default")
     assert [(a.rule, a.site, a.channel) for a in w.alerts] == [("non-finite", "1", 1)]
     assert w.coverage().failures == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "rule", "severity"), [(1.0, Listed(), "warning"), (torch.nan, NonFinite(), "error")]
+)
+def test_an_alert_is_printed_with_its_severity(value: float, rule: Rule, severity: str) -> None:
+    record = record_of({("a", "output"): (torch.full((2, 2), value), 1)})
+    with pytest.warns(RuleWarning) as caught:
+        Monitor([rule])(record)
+    [found] = caught
+    shown = warnings.formatwarning(found.message, found.category, found.filename, 1)
+    assert shown.startswith(f"hookstats: {severity}: {rule.name}: step 0")
 
 
 @pytest.mark.filterwarnings("error::hookstats.rules.rule.RuleWarning")
