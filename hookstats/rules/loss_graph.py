@@ -102,12 +102,11 @@ def _activation(graph: Graph) -> Iterator[_Finding]:
         below = _below(nodes, node)
         if below is None:
             continue
-        if below.name in _BOUNDED:
-            yield (
-                f"takes {takes} of the output of {_BOUNDED[below.name]}: {wants}",
-                _LOGITS,
-                "warning",
-            )
+        name = below.name
+        if name == "Exp" and (inner := _below(nodes, below)) and inner.name == "LogSoftmax":
+            name = "Softmax"
+        if name in _BOUNDED:
+            yield f"takes {takes} of the output of {_BOUNDED[name]}: {wants}", _LOGITS, "warning"
         elif below.name == "LogSoftmax" and below.shape == node.shape and below.dim != node.dim:
             says = f"takes {takes} of the output of a log_softmax along dimension {below.dim}"
             yield f"{says}, which is not that of the classes", _LOGITS, "warning"

@@ -100,6 +100,11 @@ FAULTS: dict[str, tuple[nn.Module, Loss, str]] = {
         lambda m, x: F.cross_entropy(F.softmax(m(x), -1), classes()),
         "takes a softmax of the output of a softmax: a cross-entropy takes logits",
     ),
+    "softmax as the exponential of log_softmax": (
+        mlp(),
+        lambda m, x: F.cross_entropy(F.log_softmax(m(x), 1).exp(), classes()),
+        "takes a softmax of the output of a softmax",
+    ),
     "softmax, smoothed": (
         mlp(),
         lambda m, x: F.cross_entropy(m(x).softmax(1), classes(), label_smoothing=0.1),
