@@ -86,6 +86,31 @@ def test_the_incident_decides_the_first_view(
     assert page.link.endswith(f"&before={FAULT}")
 
 
+@pytest.mark.parametrize("since", [FAULT, FAULT - 2])
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (("layer3", "output"), "is wrong"),
+        (("", "input"), "input of the model is wrong"),
+        (("loss", "scalar"), "loss is wrong"),
+    ],
+)
+def test_an_incident_says_nothing_twice(
+    browser: Any,
+    runs: dict[Any, hs.Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: tuple[str, str],
+    says: str,
+    since: int,
+) -> None:
+    alert = hs.rules.Exploding().about(key, FAULT, None, "is wrong", 1.0, since=since)
+    monkeypatch.setattr(hs.Run, "alerts", [alert])
+    page = Page(browser, report.write(runs[healthy], tmp_path / "page.html"))
+    late = f" (noticed in step {FAULT})" if since < FAULT else ""
+    assert page.all(".alert .what")[0].text == says + late
+
+
 def dropped(step: int, x: torch.Tensor) -> torch.Tensor:
     return x * (torch.arange(128) % 8 == 0)[:, None] if step >= FAULT else x
 

@@ -15,7 +15,7 @@ function alertButton(data, n, go, helps = "", samples = "") {
   const alert = data.alerts[n];
   const [mark, word] = MARKS[alert.severity] ?? MARKS.note;
   // The message repeats the line above it: rule, step, kind and name.
-  const [, said = alert.message] = alert.message.split(`${alert.rule}: step ${alert.step}: `);
+  const said = alert.message.replace(/^.*?: step \d+(, since step \d+)?: /, "");
   const late = alert.since < alert.step;
   const what = said.split(`${alert.kind} of '${alert.name}' `).at(-1);
   const button = element("button", { type: "button", class: "alert", "data-alert": n },
