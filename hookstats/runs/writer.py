@@ -51,7 +51,7 @@ from hookstats.runs.part_file import check_grad_scale, read_footer
 from hookstats.runs.part_writer import Pace, PartWriter
 from hookstats.runs.scalars import encode_scalars, scalar_rows
 from hookstats.stats.arguments import check_path
-from hookstats.stats.messages import say
+from hookstats.stats.messages import say, short_path
 from hookstats.stats.messages import size as size_text
 
 if TYPE_CHECKING:
@@ -424,9 +424,10 @@ class RunWriter:
         if self._run["thinned"] != self._records.thinned:
             if self._says_thinning:
                 self._says_thinning = False
+                limit = size_text((self._limit or 0) * self._ranks)
                 say(
-                    f"{self._out} has reached {size_text((self._limit or 0) * self._ranks)} "
-                    "(max_bytes): from now on old steps are thinned, never new ones"
+                    f"{short_path(self._out)} has reached {limit} (max_bytes): from now on old "
+                    "steps are thinned, never new ones"
                 )
             self._run["thinned"] = self._records.thinned
             self._write_rank_json()
@@ -440,7 +441,8 @@ class RunWriter:
         one_in = EVERY if self._run["header"].get("channels") == "incidents" else 1
         per_step = (sizes.get(TENSORS, 0) + sizes.get(CHANNELS, 0) / one_in) / steps
         per_step *= self._ranks / self._every
-        what = f"{self._out} takes about {size_text(1000 * per_step)} per 1,000 steps"
+        size = size_text(1000 * per_step)
+        what = f"{short_path(self._out)} takes about {size} per 1,000 steps"
         if self._limit is None:
             say(f"{what}, without a limit (max_bytes=None)")
         else:

@@ -72,6 +72,22 @@ def test_old_steps_are_thinned_evenly_and_new_ones_kept(tmp_path: Path, part_byt
     assert_same(run[199], record(199))
 
 
+def test_what_is_said_names_the_run_as_people_type_it(
+    tmp_path: Path,
+    part_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    writer = writer_of(tmp_path / "runs" / "a", 8 * part_bytes, says=True)
+    for step in range(20):
+        writer.write(record(step))
+    writer.close()
+    takes, reached = capsys.readouterr().err.splitlines()
+    assert takes.startswith("hookstats: runs/a takes about ")
+    assert reached.startswith("hookstats: runs/a has reached ")
+
+
 def told(step: int, severity: Severity = "error", cause: bool = True) -> AlertEntry:
     alert = Alert(step, 0, "whole", "param_grad", None, "non-finite", 1.0, "a message", severity)
     return AlertEntry(alert, 0, cause, {})
