@@ -138,13 +138,13 @@ def own_dispatch() -> AbstractContextManager[object]:
 def reporting(failures: dict[str, str], what: str, outcome: str = "") -> Iterator[None]:
     """Context of what hooks compute beside the statistics of tensors, without gradients: an error,
     but that of a lost device, ends the block, and is told the first time."""
-    try:
-        with torch.no_grad(), own_dispatch():
+    with torch.no_grad(), own_dispatch():
+        try:  # within: an error of these contexts, taken here, would leave no block to run
             yield
-    except torch.AcceleratorError:
-        raise
-    except Exception as error:
-        notify(failures, what, error_text(error) + outcome)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            notify(failures, what, error_text(error) + outcome)
 
 
 def short(dtype_or_layout: object) -> str:
